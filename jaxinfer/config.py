@@ -1,0 +1,139 @@
+"""What a person may set. Architecture is `models.ModelConfig`, kernel tuning lives with the kernels; this is deployment.
+
+Every field here is a command-line option of the same name (`block_size` is `--block-size`): `cli/options.py` reads the
+dataclasses, so a new field needs no second place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxinfer.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "int8"]
+OnOff = Literal["on", "off"]
+AutoOnOff = Literal["auto", "on", "off"]
+
+MAX_TENSOR_PARALLEL_SIZE = 64
+
+
+def option_name(field_name: str) -> str:
+    """`block_size` -> `--block-size`."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _check_range(config: Any, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{option_name(name)} must be an integer from {low} to {high}, got {value!r}", option=option_name(name))
+
+
+def _check_choice(config: Any, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ConfigError(f"{option_name(name)} must be one of {', '.join(allowed)}, got {value!r}", option=option_name(name))
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field that carries its help text for the command line."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The KV pool."""
+
+    block_size: int = option(16, "tokens in one KV block (a power of two)")
+    num_kv_blocks: int | None = option(None, "usable KV blocks; default: what max-num-seqs sequences of max-model-len need, within the memory that is free")
+    prefix_caching: OnOff = option("off", "reuse KV blocks of equal prompt prefixes (not there yet: only 'off')")
+
+    def __post_init__(self) -> None:
+        _check_range(self, "block_size", 1, 1024)
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"--block-size must be a power of two, got {self.block_size}", option="--block-size")
+        if self.num_kv_blocks is not None:
+            _check_range(self, "num_kv_blocks", 1, 2**31 // max(self.block_size, 1) - 1)
+        _check_choice(self, "prefix_caching", ("on", "off"))
+        if self.prefix_caching == "on":
+            raise ConfigError("--prefix-caching on is not implemented yet; use 'off'", option="--prefix-caching")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """How steps are filled."""
+
+    max_num_seqs: int = option(32, "sequences running at once")
+    max_num_batched_tokens: int = option(512, "tokens in one step; longer prompts are prefilled in chunks")
+    max_model_len: int | None = option(None, "prompt plus output tokens of one sequence; default: the model's context, at most 4096")
+
+    def __post_init__(self) -> None:
+        _check_range(self, "max_num_seqs", 1, 4096)
+        _check_range(self, "max_num_batched_tokens", 1, 2**20)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs ({self.max_num_seqs}): "
+                "each running sequence takes a token of the step",
+                option="--max-num-batched-tokens",
+            )
+        if self.max_model_len is not None:
+            _check_range(self, "max_model_len", 2, 2**24)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How the model is spread over devices."""
+
+    tensor_parallel_size: int = option(1, "devices that share each layer; on a CPU virtual devices are made")
+
+    def __post_init__(self) -> None:
+        _check_range(self, "tensor_parallel_size", 1, MAX_TENSOR_PARALLEL_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything an Engine is built from.
+
+    Raises:
+        ConfigError: naming the option, for any value out of its range.
+    """
+
+    model: str = option("smollm2-135m", "a preset's name, a GGUF file, a Hugging Face folder or a Hub id")
+    dtype: Dtype = option("auto", "activations and KV: float32, bfloat16; auto: float32 on a CPU, bfloat16 elsewhere")
+    quantization: Quantization = option("none", "weights: none, or int8 (W8A8, dynamic per token, per output channel)")
+    seed: int = option(0, "seed of the stream that gives unseeded requests their seeds; 0: drawn from the system")
+    batch_invariant: AutoOnOff = option("auto", "same bits for a request in any company; auto: on where it costs under 5 %")
+    compile_cache_dir: Path | None = option(None, "where compiled programs are kept; default: jaxinfer/compiled in the user's cache folder")
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"--model must be a preset, a path or a Hub id, got {self.model!r}", option="--model")
+        _check_choice(self, "dtype", ("auto", "float32", "bfloat16"))
+        _check_choice(self, "quantization", ("none", "int8"))
+        _check_choice(self, "batch_invariant", ("auto", "on", "off"))
+        _check_range(self, "seed", 0, 2**63 - 1)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build from flat options (`block_size=16, model=...`), as keyword arguments of LLM and the command line give them.
+
+        Raises:
+            ConfigError: for an option that does not exist.
+        """
+        parts: dict[str, dict[str, Any]] = {"": {}, "cache": {}, "scheduler": {}, "parallel": {}}
+        owner = {f.name: part for part, kind in SECTIONS.items() for f in fields(kind)}
+        owner |= {f.name: "" for f in fields(cls) if f.name not in SECTIONS}
+        for name, value in options.items():
+            if name not in owner:
+                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(owner))}", option=option_name(name))
+            parts[owner[name]][name] = value
+        return cls(**parts[""], **{part: kind(**parts[part]) for part, kind in SECTIONS.items()})
+
+
+SECTIONS: dict[str, type] = {"cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
+"""EngineConfig's fields that are dataclasses themselves; their options are flat on the command line."""
