@@ -67,7 +67,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(32, "sequences running at once")
     max_num_batched_tokens: int = option(512, "tokens in one step; longer prompts are prefilled in chunks")
-    max_model_len: int | None = option(None, "prompt plus output tokens of one sequence; default: the model's context, at most 4096")
+    max_model_len: int | None = option(None, "prompt plus output tokens of one sequence; default: the model's context, at most 8192")
 
     def __post_init__(self) -> None:
         _check_range(self, "max_num_seqs", 1, 4096)

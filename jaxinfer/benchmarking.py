@@ -1,0 +1,120 @@
+"""Measurements of a loaded model with synthetic prompts: latency of one batch, throughput of many requests.
+
+Prompts are random token ids and every answer has a fixed length, so that two runs do the same work.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.config import option, option_name
+from jaxinfer.errors import ConfigError
+from jaxinfer.request import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxinfer.llm import LLM
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatencyOptions:
+    """One batch, over and over."""
+
+    input_len: int = option(32, "tokens per prompt")
+    output_len: int = option(128, "tokens per answer")
+    batch_size: int = option(8, "prompts at once")
+    num_warmup: int = option(2, "rounds before the measured ones")
+    num_iters: int = option(10, "measured rounds")
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "input_len", "output_len", "batch_size", "num_iters")
+        if self.num_warmup < 0:
+            raise ConfigError(f"--num-warmup must be 0 or more, got {self.num_warmup}", option="--num-warmup")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputOptions:
+    """Many requests, all there from the start."""
+
+    input_len: int = option(128, "tokens per prompt")
+    output_len: int = option(128, "tokens per answer")
+    num_prompts: int = option(64, "requests")
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "input_len", "output_len", "num_prompts")
+
+
+def _check_positive(options: Any, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ConfigError(f"{option_name(name)} must be at least 1, got {getattr(options, name)}", option=option_name(name))
+
+
+def summarise(seconds: Sequence[float]) -> dict[str, float]:
+    """`avg_latency` and `p10_latency` to `p99_latency`, in seconds (linear interpolation between measurements)."""
+    import numpy as np  # here, as the command line reads this file's options without it
+
+    percentiles = np.percentile(np.asarray(seconds, np.float64), PERCENTILES)
+    return {"avg_latency": math.fsum(seconds) / len(seconds)} | {
+        f"p{rank}_latency": float(value) for rank, value in zip(PERCENTILES, percentiles, strict=True)
+    }
+
+
+def random_prompts(vocab_size: int, num_prompts: int, num_tokens: int) -> list[list[int]]:
+    """Prompts of random token ids, the same ones each time."""
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, vocab_size, (num_prompts, num_tokens)).tolist()
+
+
+def measure_latency(llm: LLM, options: LatencyOptions, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
+    """Time a whole batch from submission to its last token.
+
+    Raises:
+        RequestError: when a prompt with its answer does not fit into the context.
+    """
+    prompts = random_prompts(llm.description.vocab_size, options.batch_size, options.input_len)
+    params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
+    seconds = []
+    for _ in range(options.num_warmup + options.num_iters):
+        started = clock()
+        llm.generate(prompts, params, show_progress=False)
+        seconds.append(clock() - started)
+    figures = summarise(seconds[options.num_warmup :])
+    return {
+        "bench": "latency",
+        "model": llm.description.model_name,
+        **asdict(options),
+        **figures,
+        "output_tokens_per_second": options.batch_size * options.output_len / figures["avg_latency"],
+    }
+
+
+def measure_throughput(llm: LLM, options: ThroughputOptions, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
+    """Run all requests at once and count what came out.
+
+    Raises:
+        RequestError: when a prompt with its answer does not fit into the context.
+    """
+    prompts = random_prompts(llm.description.vocab_size, options.num_prompts, options.input_len)
+    params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
+    llm.generate(prompts[:1], params.replace(max_tokens=1), show_progress=False)  # the first request pays for what is lazy
+    started = clock()
+    outputs = llm.generate(prompts, params, show_progress=False)
+    elapsed_seconds = clock() - started
+    num_output_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return {
+        "bench": "throughput",
+        "model": llm.description.model_name,
+        **asdict(options),
+        "elapsed_seconds": elapsed_seconds,
+        "requests_per_second": len(outputs) / elapsed_seconds,
+        "total_tokens_per_second": (num_prompt_tokens + num_output_tokens) / elapsed_seconds,
+        "output_tokens_per_second": num_output_tokens / elapsed_seconds,
+    }

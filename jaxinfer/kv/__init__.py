@@ -1,0 +1,1 @@
+"""KV memory: blocks as numbers on the host, and the arrays they stand for on the device."""

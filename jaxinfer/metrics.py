@@ -1,0 +1,65 @@
+"""Counters and timings as plain values."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import jax
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+@dataclass(slots=True)
+class CompileCounter:
+    """Programs that XLA compiled in this process since the counter was made, and the seconds they took.
+
+    jax has one list of listeners per process and no public way off it, so there is one counter: `compile_counter()`.
+    """
+
+    num_programs: int = 0
+    num_cache_hits: int = 0
+    seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on_duration(self, event: str, seconds: float, **_: object) -> None:
+        """The event fires on hits of the persistent cache too: those are counted apart."""
+        if event == _COMPILE_EVENT:
+            with self._lock:
+                self.num_programs += 1
+                self.seconds += seconds
+
+    def on_event(self, event: str, **_: object) -> None:
+        """A program came from the persistent cache."""
+        if event == _CACHE_HIT_EVENT:
+            with self._lock:
+                self.num_cache_hits += 1
+
+
+_counter: list[CompileCounter] = []
+_counter_lock = threading.Lock()
+
+
+def compile_counter() -> CompileCounter:
+    """The process's counter; listening begins with the first call."""
+    with _counter_lock:
+        if not _counter:
+            counter = CompileCounter()
+            jax.monitoring.register_event_duration_secs_listener(counter.on_duration)
+            jax.monitoring.register_event_listener(counter.on_event)
+            _counter.append(counter)
+        return _counter[0]
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What one engine has done; only grows."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    finished_by_reason: dict[str, int] = field(default_factory=dict)
+    scheduler_seconds: float = 0.0
+    step_seconds: float = 0.0
+    last_step_time: float = 0.0

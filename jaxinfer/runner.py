@@ -1,0 +1,279 @@
+"""The device side of a step: compiles every shape ahead of time, then runs SchedulerOutput -> StepOutput.
+
+The only file that jits a step. A step is two programs: `forward` (model and KV cache) gives logits, `sample` gives
+tokens; split so that greedy and full sampling do not double the number of the large one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float32, Int32
+
+from jaxinfer import forward_batch
+from jaxinfer.batching import BatchShape, Buckets, LogitRow, build_forward_batch, logit_rows
+from jaxinfer.forward_batch import StepSpec, fed_tokens, packed_views, unpack
+from jaxinfer.kv.cache import LayerKV, allocate
+from jaxinfer.messages import ScheduledRequest, SchedulerOutput, StepOutput
+from jaxinfer.request import PositionLogprobs, TokenLogprob
+from jaxinfer.sampling import PenaltyState, SampleResult, new_penalty_state, sample_full, sample_greedy, update_penalty_state
+from jaxinfer.sampling.batch import SamplingRow, build_sampling_batch, empty_biases, empty_mask, has_penalties, unpack_sampling
+from jaxinfer.sampling.batch import field_shapes as sampling_shapes
+
+
+class Model(Protocol):
+    """What a step needs of a model; the classes in `models` and the fake models of the tests have it."""
+
+    def embed(self, token_ids: Array, batch: forward_batch.ForwardBatch) -> tuple[Array, Any]:
+        """Token vectors, and what every layer needs to know of the positions."""
+        ...
+
+    def run(
+        self, x: Array, rotation: Any, kv: list[LayerKV], batch: forward_batch.ForwardBatch, start: int = 0, stop: int | None = None
+    ) -> tuple[Array, list[LayerKV]]:
+        """Layers start:stop; the caches that go in are donated."""
+        ...
+
+    def head(self, x: Array) -> Float32[Array, "M V"]:
+        """Logits."""
+        ...
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A launched step; `result` waits for it."""
+
+    output: SchedulerOutput
+    rows: list[LogitRow]
+    logits: Float32[Array, "M V"]
+    sampled: Int32[Array, "M"] | SampleResult
+
+    def result(self) -> StepOutput:
+        """The tokens and log-probabilities, on the host."""
+        if isinstance(self.sampled, SampleResult):
+            return self._full_result(jax.device_get(self.sampled))
+        tokens = np.asarray(self.sampled).tolist()
+        step = StepOutput([[] for _ in self.output.scheduled])
+        for index, row in enumerate(self.rows):
+            step.token_ids[row.row].append(tokens[index])
+        return step
+
+    def _full_result(self, sampled: SampleResult) -> StepOutput:
+        count = len(self.output.scheduled)
+        step = StepOutput([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
+        for index, row in enumerate(self.rows):
+            params = self.output.scheduled[row.row].params
+            if row.is_sampling:
+                step.token_ids[row.row].append(int(sampled.token_ids[index]))
+                if params.logprobs is not None:
+                    step.logprobs[row.row] = [position_logprobs(sampled, index, params.logprobs)]
+            else:
+                step.prompt_logprobs[row.row].append(position_logprobs(sampled, index, params.prompt_logprobs or 0))
+        return step
+
+
+def position_logprobs(sampled: SampleResult, index: int, num_top: int) -> PositionLogprobs:
+    """One row of a SampleResult on the host as plain values."""
+    chosen = TokenLogprob(int(sampled.token_ids[index]), float(sampled.logprob[index]), int(sampled.rank[index]))
+    ids, logprobs = sampled.top_ids[index, :num_top].tolist(), sampled.top_logprobs[index, :num_top].tolist()
+    top = tuple(TokenLogprob(token_id, logprob, rank + 1) for rank, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)))
+    return PositionLogprobs(chosen, top)
+
+
+class ModelRunner:
+    """Owns the weights, the KV arrays and the sampler's state; one thread calls it.
+
+    Args:
+        model: with ShapeDtypeStructs for weights; `set_weights` brings the arrays, which may load while this compiles.
+        mesh: every program is jitted over it, also on one device.
+        kv_shapes: each layer's arrays, see `kv.cache.layer_shapes`.
+        buckets: the shapes to compile.
+        shape: what the packed buffer needs to know.
+        vocab_size: columns of the logits; those from `valid_vocab_size` on are padding and are never chosen.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        mesh: Mesh,
+        kv_shapes: list[LayerKV],
+        buckets: Buckets,
+        shape: BatchShape,
+        vocab_size: int,
+        valid_vocab_size: int,
+    ):
+        self.mesh = mesh
+        self.buckets = buckets
+        self.shape = shape
+        self.vocab_size = vocab_size
+        self.valid_vocab_size = valid_vocab_size
+        self._graph, state = nnx.split(model)
+        self._weights, self._tree = jax.tree.flatten(state)
+        self._kv: list[LayerKV] = kv_shapes
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self._forward: dict[StepSpec, Callable[..., Any]] = {}
+        self._greedy: dict[int, Callable[..., Any]] = {}
+        self._full: dict[int, Callable[..., Any]] = {}
+        self._feed: Callable[..., Any]
+        self._max_tokens = buckets.specs[-1].num_tokens
+
+    # ---- compiling -------------------------------------------------------------------------------------------------
+
+    def compile(self, on_program: Callable[[int, int], None]) -> int:
+        """Compile every program in threads; `on_program(done, total)` after each. Returns their number."""
+        jobs: list[Callable[[], None]] = [partial(self._compile_forward, spec) for spec in reversed(self.buckets.specs)]
+        num_sampled = {spec.num_logit_rows for spec in self.buckets.specs}
+        jobs += [partial(self._compile_full, num_rows) for num_rows in num_sampled]
+        jobs += [partial(self._compile_greedy, num_rows) for num_rows in num_sampled]
+        jobs.append(self._compile_feed)
+        # Tracing holds the interpreter's lock, compiling does not.
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            for done, future in enumerate(as_completed([pool.submit(job) for job in jobs])):
+                future.result()
+                on_program(done + 1, len(jobs))
+        return len(jobs)
+
+    def _compile_forward(self, spec: StepSpec) -> None:
+        def forward(weights, kv, last_tokens, packed):  # noqa: ANN001, ANN202
+            model: Model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
+            batch = unpack(packed, spec, self.shape.num_groups, self.shape.max_blocks_per_row)
+            x, rotation = model.embed(fed_tokens(batch, last_tokens), batch)
+            x, kv = model.run(x, rotation, kv, batch)
+            return kv, model.head(x[batch.logits_indices])
+
+        packed = self._ints(sum_sizes(forward_batch.field_shapes(spec, self.shape.num_groups, self.shape.max_blocks_per_row)))
+        kv_shardings = jax.tree.map(lambda array: array.sharding, self._kv)
+        jitted = jax.jit(forward, donate_argnums=1, out_shardings=(kv_shardings, self._everywhere))
+        # float32 means float32: some backends round the operands of a dot unless told not to.
+        with jax.default_matmul_precision("highest"):
+            lowered = jitted.lower(self._weights, self._kv, self._ints(self.shape.num_slots), packed)
+        self._forward[spec] = lowered.compile()
+
+    def _compile_greedy(self, num_rows: int) -> None:
+        def greedy(logits, last_tokens, packed):  # noqa: ANN001, ANN202
+            tokens = sample_greedy(logits, self.valid_vocab_size)
+            slots = forward_batch.unpack_fields(packed, sampling_shapes(num_rows))["slots"]
+            return tokens, last_tokens.at[slots].set(tokens, mode="drop")
+
+        jitted = jax.jit(greedy, donate_argnums=1, out_shardings=self._everywhere)
+        last_tokens, packed = self._ints(self.shape.num_slots), self._ints(sum_sizes(sampling_shapes(num_rows)))
+        self._greedy[num_rows] = jitted.lower(self._logits(num_rows), last_tokens, packed).compile()
+
+    def _compile_full(self, num_rows: int) -> None:
+        def full(logits, last_tokens, state, packed, biases, allowed_mask):  # noqa: ANN001, ANN202
+            tensors, slots = unpack_sampling(packed, biases, allowed_mask, num_rows)
+            result = sample_full(logits, tensors, state, slots, self.valid_vocab_size)
+            return result, last_tokens.at[slots].set(result.token_ids, mode="drop")
+
+        jitted = jax.jit(full, donate_argnums=1, out_shardings=self._everywhere)
+        self._full[num_rows] = jitted.lower(
+            self._logits(num_rows),
+            self._ints(self.shape.num_slots),
+            self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size))),
+            self._ints(sum_sizes(sampling_shapes(num_rows))),
+            self._struct(empty_biases(num_rows)),
+            self._struct(empty_mask(num_rows, self.vocab_size)),
+        ).compile()
+
+    def _compile_feed(self) -> None:
+        def feed(state, packed):  # noqa: ANN001, ANN202
+            fields = forward_batch.unpack_fields(packed, self._feed_shapes)
+            order = (fields[name] for name in ("token_ids", "slots", "positions", "prompt_lens"))
+            return update_penalty_state(state, *order, fields["reset"] != 0)
+
+        state = self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size)))
+        jitted = jax.jit(feed, donate_argnums=0, out_shardings=self._everywhere)
+        self._feed = jitted.lower(state, self._ints(sum_sizes(self._feed_shapes))).compile()
+
+    @property
+    def _feed_shapes(self) -> dict[str, tuple[int, ...]]:
+        per_token = {name: (self._max_tokens,) for name in ("token_ids", "slots", "positions", "prompt_lens")}
+        return per_token | {"reset": (self.shape.num_slots,)}
+
+    def _ints(self, size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._everywhere)
+
+    def _logits(self, num_rows: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_rows, self.vocab_size), jnp.float32, sharding=self._everywhere)
+
+    def _struct(self, tree: Any) -> Any:
+        return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._everywhere), tree)
+
+    # ---- starting --------------------------------------------------------------------------------------------------
+
+    def start(self, model: nnx.Module) -> None:
+        """Take the loaded weights, allocate the KV cache and the sampler's state, and run every program once."""
+        self._weights = jax.tree.leaves(nnx.split(model)[1])
+        self._kv = allocate(self._kv)
+        self._last_tokens = self._put(np.zeros(self.shape.num_slots, np.int32))
+        state = jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size))
+        self._penalty_state: PenaltyState = jax.tree.map(lambda array: self._put(np.zeros(array.shape, array.dtype)), state)
+        self._no_biases = {num_rows: self._put(empty_biases(num_rows)) for num_rows in self._full}
+        self._no_mask = {num_rows: self._put(empty_mask(num_rows, self.vocab_size)) for num_rows in self._full}
+
+    def _put(self, array: np.ndarray) -> Array:
+        return jax.device_put(array, self._everywhere)
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def execute(self, output: SchedulerOutput, sampling_rows: Sequence[SamplingRow]) -> StepOutput:
+        """Run one step to its end. `sampling_rows` are those of `batching.logit_rows`, in order."""
+        return self.launch(output, sampling_rows).result()
+
+    def launch(self, output: SchedulerOutput, sampling_rows: Sequence[SamplingRow]) -> InFlightStep:
+        """Enqueue one step and return without waiting for it."""
+        spec = self.buckets.bucket_for(output)
+        rows = logit_rows(output.scheduled)
+        packed = self._put(build_forward_batch(output, rows, spec, self.shape))
+        self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
+        return InFlightStep(output, rows, logits, self._launch_sampler(output.scheduled, sampling_rows, logits))
+
+    def _launch_sampler(
+        self, scheduled: Sequence[ScheduledRequest], sampling_rows: Sequence[SamplingRow], logits: Float32[Array, "M V"]
+    ) -> Int32[Array, "M"] | SampleResult:
+        num_rows = logits.shape[0]
+        batch = build_sampling_batch(sampling_rows, num_rows, self.shape.trash_slot, self.vocab_size)
+        packed = self._put(batch.packed)
+        if any(has_penalties(request.params) for request in scheduled):
+            self._penalty_state = self._feed(self._penalty_state, self._put(self._fed_tokens(scheduled)))
+        if not batch.needs_full:
+            tokens, self._last_tokens = self._greedy[num_rows](logits, self._last_tokens, packed)
+            return tokens
+        biases = self._no_biases[num_rows] if batch.biases is None else self._put(batch.biases)
+        mask = self._no_mask[num_rows] if batch.allowed_mask is None else self._put(batch.allowed_mask)
+        result, self._last_tokens = self._full[num_rows](logits, self._last_tokens, self._penalty_state, packed, biases, mask)
+        return result
+
+    def _fed_tokens(self, scheduled: Sequence[ScheduledRequest]) -> np.ndarray:
+        """The tokens of this step's requests with penalties, for `update_penalty_state`."""
+        packed, views = packed_views(self._feed_shapes)
+        views["slots"][:] = self.shape.trash_slot
+        start = 0
+        for request in scheduled:
+            if not has_penalties(request.params):
+                continue
+            end = start + len(request.token_ids)
+            views["token_ids"][start:end] = request.token_ids
+            views["slots"][start:end] = request.slot
+            views["positions"][start:end] = np.arange(request.num_computed_tokens, request.num_computed_tokens + len(request.token_ids))
+            views["prompt_lens"][start:end] = request.num_prompt_tokens
+            views["reset"][request.slot] = request.is_first_of_slot
+            start = end
+        return packed
+
+
+def sum_sizes(shapes: dict[str, tuple[int, ...]]) -> int:
+    """Elements of all fields of a packed buffer."""
+    return sum(int(np.prod(shape)) for shape in shapes.values())

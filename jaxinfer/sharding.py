@@ -1,0 +1,90 @@
+"""The mesh, and which logical axis of a weight or of the KV cache lies on which axis of the mesh. Decided here, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.errors import ConfigError
+
+TENSOR = "tensor"
+"""The mesh axis of tensor parallelism."""
+
+RULES: dict[str, str | None] = {
+    "heads": TENSOR,
+    "kv_heads": TENSOR,
+    "mlp": TENSOR,
+    "vocab": TENSOR,
+    "embed": None,
+}
+"""Logical axis -> mesh axis; None is replicated."""
+
+
+def make_mesh(tensor_parallel_size: int) -> Mesh:
+    """A mesh over the first devices; on a CPU as many virtual devices are made as it takes.
+
+    Raises:
+        ConfigError: fewer devices than asked for.
+    """
+    if tensor_parallel_size > 1 and _is_cpu_only():
+        try:
+            jax.config.update("jax_num_cpu_devices", tensor_parallel_size)
+        except RuntimeError:
+            # The backend is already up in this process; what it has is counted below.
+            pass
+    devices = jax.devices()
+    if len(devices) < tensor_parallel_size:
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size} needs as many devices, found {len(devices)} ({devices[0].device_kind}); "
+            "on a CPU virtual devices can only be made before jax is first used",
+            option="--tensor-parallel-size",
+        )
+    return Mesh(np.array(devices[:tensor_parallel_size]), (TENSOR,), axis_types=(AxisType.Auto,))
+
+
+def _is_cpu_only() -> bool:
+    """Whether jax will choose, or has chosen, the CPU, asked without starting a backend."""
+    platforms = jax.config.jax_platforms
+    if platforms:
+        return platforms.split(",")[0] == "cpu"
+    from jax._src import xla_bridge  # no public way to ask which plugins are registered
+
+    return not any(name in xla_bridge._backend_factories for name in ("cuda", "rocm", "tpu"))
+
+
+def spec(*axes: str | None) -> PartitionSpec:
+    """The partition spec of an array whose dimensions have these logical names (None: replicated)."""
+    return PartitionSpec(*(RULES[axis] if axis is not None else None for axis in axes))
+
+
+def sharding(mesh: Mesh, partition: PartitionSpec) -> NamedSharding:
+    """On `mesh`, in its default memory."""
+    return NamedSharding(mesh, partition)
+
+
+def put(mesh: Mesh, value: Any, partition: Any) -> Any:
+    """Place a host array, or a pytree of them with a matching pytree of specs, onto the mesh."""
+    return jax.tree.map(lambda array, part: jax.device_put(array, NamedSharding(mesh, part)), value, partition)
+
+
+def struct(mesh: Mesh, value: Any, partition: Any) -> Any:
+    """ShapeDtypeStructs, one or a pytree of them with a matching pytree of specs, as they would lie on the mesh."""
+    return jax.tree.map(
+        lambda leaf, part: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, part)), value, partition
+    )
+
+
+def check_divisible(what: str, size: int, tensor_parallel_size: int) -> None:
+    """Refuse a split that leaves a remainder.
+
+    Raises:
+        ConfigError: naming what does not divide.
+    """
+    if size % tensor_parallel_size:
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size} does not divide the model's {what} ({size})",
+            option="--tensor-parallel-size",
+        )

@@ -1,0 +1,1 @@
+"""What every operation shares: choosing an implementation, comparing outputs."""

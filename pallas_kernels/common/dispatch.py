@@ -1,0 +1,54 @@
+"""Choose an implementation of an operation: the first that does not refuse the arguments."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_log = logging.getLogger("pallas_kernels")
+
+
+class UnsupportedByKernel(Exception):  # noqa: N818 - it is an answer, not an error
+    """An implementation cannot run with these arguments on this device; `reason` says why."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+@functools.lru_cache(maxsize=256)
+def _log_once(operation: str, implementation: str, refusals: tuple[str, ...]) -> None:
+    _log.info("%s: %s%s", operation, implementation, f" (refused: {'; '.join(refusals)})" if refusals else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation and its implementations, fastest first. Calling it runs the first one that accepts the arguments."""
+
+    name: str
+    implementations: Mapping[str, Callable[..., Any]]
+
+    def __call__(self, *args: Any, implementation: str | None = None, **kwargs: Any) -> Any:
+        """Run it; `implementation` names one and lets no other take its place.
+
+        Raises:
+            ValueError: unknown implementation.
+            UnsupportedByKernel: every implementation refused; the reason lists each one's.
+        """
+        if implementation is not None:
+            if implementation not in self.implementations:
+                raise ValueError(f"{self.name}: implementation must be one of {', '.join(self.implementations)}, got {implementation!r}")
+            return self.implementations[implementation](*args, **kwargs)
+        refusals = []
+        for name, run in self.implementations.items():
+            try:
+                result = run(*args, **kwargs)
+            except UnsupportedByKernel as refusal:
+                refusals.append(f"{name}: {refusal.reason}")
+                continue
+            _log_once(self.name, name, tuple(refusals))
+            return result
+        raise UnsupportedByKernel(f"{self.name}: no implementation runs here: {'; '.join(refusals)}")

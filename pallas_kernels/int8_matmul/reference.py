@@ -1,0 +1,37 @@
+"""The formula of the int8 product."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int8
+
+MAX_INT8 = 127.0
+RESIDUAL_STEPS = 254.0
+"""Steps of the second term in one step of the first: its half step of rounding error becomes the full int8 range."""
+
+
+def quantize_rows(x: Float[Array, "M K"], num_terms: int) -> tuple[Int8[Array, "C M K"], Float32[Array, "M"]]:
+    """Round each row to int8 with one scale; a row of zeros has scale one.
+
+    With one term x ~ q[0] * scale, with two x ~ (q[0] + q[1] / RESIDUAL_STEPS) * scale.
+    """
+    x = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(x), axis=-1)
+    scale = jnp.where(largest > 0, largest / MAX_INT8, 1.0)
+    steps = x / scale[:, None]
+    first = jnp.clip(jnp.round(steps), -MAX_INT8, MAX_INT8)
+    terms = [first]
+    if num_terms == 2:
+        terms.append(jnp.clip(jnp.round((steps - first) * RESIDUAL_STEPS), -MAX_INT8, MAX_INT8))
+    return jnp.stack(terms).astype(jnp.int8), scale
+
+
+def int8_matmul(
+    x: Float[Array, "M K"], weight: Int8[Array, "N K"], weight_scale: Float32[Array, "N"], *, num_terms: int = 1
+) -> Float32[Array, "M N"]:
+    """See `api.int8_matmul`."""
+    q, scale = quantize_rows(x, num_terms)
+    # Integers of this size are exact in int32 whatever the order of the sum.
+    products = jnp.einsum("cmk,nk->cmn", q.astype(jnp.int32), weight.astype(jnp.int32)).astype(jnp.float32)
+    total = products[0] if num_terms == 1 else products[0] + products[1] / RESIDUAL_STEPS
+    return total * scale[:, None] * weight_scale[None, :]

@@ -1,0 +1,42 @@
+"""One platform for every test: four virtual CPU devices, strict dtypes and ranks; and the models that tests share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported; GPU tests set it themselves
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.tiny_llama import write_tiny_llama
+
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, pulled into the user's cache when it is not there."""
+    from jaxinfer.checkpoints.pull import find_preset, pull
+
+    preset = find_preset("smollm2-135m")
+    assert preset is not None
+    return pull(preset)
+
+
+@pytest.fixture(scope="session")
+def compile_cache_dir() -> Path:
+    """Compiled programs that outlive the test run, so that the next one only loads them."""
+    from jaxinfer.checkpoints.cache_dir import cache_dir
+
+    return cache_dir() / "compiled-tests"
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder: Llama with 2 layers of random float32 weights and SmolLM2's tokenizer."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny_llama", tokenizer_from=smollm2_path)
