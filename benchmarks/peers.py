@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.environment import EnvironmentFailure, make_environment
+from peers.measure import measure
 from peers.protocol import Load
 from peers.worker_process import WorkerFailure, WorkerProcess, worker_command
 
@@ -105,37 +106,29 @@ def start(name: str, threads: int) -> WorkerProcess:
     return WorkerProcess(name, worker_command(python, script, *arguments), environment)
 
 
-def measure(workers: list[WorkerProcess], options: argparse.Namespace, told: Any) -> dict[str, dict[int, list[float]]]:
-    """Tokens per second of every round. Engines alternate, and each round begins with another, so that a slow minute hits all."""
-    runs: dict[str, dict[int, list[float]]] = {worker.name: {n: [] for n in options.sequences} for worker in workers}
-    for round_index in range(options.rounds):
-        first = round_index % len(workers)
-        for n in options.sequences:
-            for worker in workers[first:] + workers[:first]:
-                done = worker.ask({"op": "run", "sequences": n})
-                runs[worker.name][n].append(done["new_tokens"] / done["seconds"])
-                told(
-                    f"round {round_index + 1}/{options.rounds}  {n:>3} sequences  {worker.name:<22}{runs[worker.name][n][-1]:8.1f} tokens/s"
-                )
-    return runs
-
-
 def run(options: argparse.Namespace, prompts: list[list[int]], names: list[str]) -> dict[str, Any]:
     """Load every engine, measure, close; the JSON line's content."""
     from peers import report  # needs rich, which stands in .venv-peers only
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     load = Load(str(find_model(options)), options.threads, prompts[: max(options.sequences)], options.sequences, options.new_tokens)
     about: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         workers = []
         for name in names:
-            workers.append(stack.enter_context(start(name, options.threads)))
-            about[name] = workers[-1].ask({"op": "load", **asdict(load)})
+            worker = stack.enter_context(start(name, options.threads))
+            try:
+                about[name] = worker.ask({"op": "load", **asdict(load)})
+            except WorkerFailure as failure:
+                if name != TRANSFORMERS or options.with_transformers == "yes":
+                    raise
+                console.print(f"{name} is left out: {failure}", highlight=False)
+                continue
+            workers.append(worker)
             versions = ", ".join(f"{package} {version}" for package, version in about[name]["versions"].items())
             console.print(f"{name}: {versions}, loaded and warm in {about[name]['load_seconds']:.1f} s", highlight=False)
-        runs = measure(workers, options, lambda line: console.print(line, highlight=False))
+        runs = measure(workers, options.sequences, options.rounds, lambda line: console.print(line, highlight=False))
     Console().print(report.table(runs, options.new_tokens))
     speeds = report.medians(runs)
     return {
@@ -147,9 +140,9 @@ def run(options: argparse.Namespace, prompts: list[list[int]], names: list[str])
         "prompt_tokens": len(prompts[0]),
         "new_tokens": options.new_tokens,
         "rounds": options.rounds,
-        "versions": {package: version for name in names for package, version in about[name]["versions"].items()},
-        "settings": {name: about[name]["settings"] for name in names},
-        "load_seconds": {name: round(about[name]["load_seconds"], 1) for name in names},
+        "versions": {package: version for name in about for package, version in about[name]["versions"].items()},
+        "settings": {name: about[name]["settings"] for name in about},
+        "load_seconds": {name: round(about[name]["load_seconds"], 1) for name in about},
         "tokens_per_second": speeds,
         "all_rounds": {name: {str(n): [round(value, 1) for value in values] for n, values in by_n.items()} for name, by_n in runs.items()},
         **report.ratios(speeds),

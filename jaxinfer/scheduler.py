@@ -226,9 +226,9 @@ class Scheduler:
             self._add_promise(seq, promised)
 
     def _is_admissible(self, seq: Sequence, promised: list[int]) -> bool:
-        needed = self.pools.needed(len(seq.token_ids))
         if not self._running:
             return True
+        needed = self.pools.needed(len(seq.token_ids))
         num_running = len(self._running)
         return all(
             need + promise + num_running <= pool.num_free for need, promise, pool in zip(needed, promised, self.pools.pools, strict=True)

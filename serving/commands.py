@@ -27,9 +27,15 @@ def _run_serve(args: argparse.Namespace) -> int:
         print(f"jaxinfer: warning: {server_config.host} is open to the network and no --api-key is set", file=sys.stderr)
 
     def build_engine() -> StepEngine:
-        from jaxinfer.engine import Engine
+        from jaxinfer.progress import StartupProgress
+        from jaxinfer.startup import build_engine as build
 
-        return Engine.from_config(engine_config)
+        with StartupProgress(is_shown=True) as progress:
+            engine, timings = build(engine_config, progress.update)
+        programs = f"{timings.num_programs} programs, {timings.num_cached_programs} of them cached"
+        seconds = f"{timings.total_seconds:.1f} s: weights {timings.load_seconds:.1f}, compiling {timings.compile_seconds:.1f}"
+        print(f"jaxinfer: loaded in {seconds} ({programs})", file=sys.stderr, flush=True)
+        return engine
 
     return run_server(build_engine, server_config)
 

@@ -58,7 +58,12 @@ async def run_load(options: LoadOptions, *, on_done: Callable[[RequestRecord], N
         duration = time.perf_counter() - started
         compiles_after = await _read_recompiles(session, base_url)
     recompiles = None if compiles_before is None or compiles_after is None else int(compiles_after - compiles_before)
-    return {"model": model, **figures(records, duration), "jaxinfer_recompiles_total": compiles_after, "recompiles_during_run": recompiles}
+    return {
+        "model": model,
+        **figures(records, duration),
+        "jaxinfer_recompiles_total": compiles_after if compiles_after is None else int(compiles_after),
+        "recompiles_during_run": recompiles,
+    }
 
 
 def figures(records: Sequence[RequestRecord], duration_seconds: float) -> dict[str, Any]:

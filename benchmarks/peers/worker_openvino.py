@@ -10,6 +10,9 @@ import openvino
 import openvino_genai
 from protocol import Load, run_worker
 
+DEFAULTS_TO_REPORT = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+"""The plugin's own choices, left as they are: what it computes with."""
+
 
 class OpenVino:
     def __init__(self, load: Load):
@@ -22,7 +25,9 @@ class OpenVino:
         properties = {"INFERENCE_NUM_THREADS": load.threads, "PERFORMANCE_HINT": "LATENCY"}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(Path(load.model), scheduler, "CPU", properties)
         self.versions = {"openvino": openvino.get_version(), "openvino-genai": openvino_genai.get_version()}
-        self.settings = {"weights": "read from the GGUF", "pipeline": "ContinuousBatchingPipeline", **properties}
+        core = openvino.Core()
+        defaults = {name: str(core.get_property("CPU", name)).removeprefix("<Type: '").removesuffix("'>") for name in DEFAULTS_TO_REPORT}
+        self.settings = {"weights": "read from the GGUF", "pipeline": "ContinuousBatchingPipeline", **properties, **defaults}
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
         config = openvino_genai.GenerationConfig()

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from jaxinfer.cli.command import Command
 from jaxinfer.cli.figures import AnswerFigures, startup_line
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jaxinfer.llm import LLM
-    from jaxinfer.request import SamplingParams
+    from jaxinfer.request import RequestDelta, SamplingParams
 
 DEFAULTS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 1024}
 HELP = """\
@@ -133,7 +133,8 @@ class Conversation:
         figures = AnswerFigures()
         written: list[str] = []
         try:
-            with stop_on_interrupt() as presses, closing(self.llm.stream_chat(self.messages, self.params)) as deltas:
+            stream = cast("Generator[RequestDelta]", self.llm.stream_chat(self.messages, self.params))
+            with stop_on_interrupt() as presses, closing(stream) as deltas:
                 for text in figures.texts(deltas):
                     written.append(text)
                     self.console.out(text, end="")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from jaxinfer.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from jaxinfer.engine import StartupTimings
     from jaxinfer.request import RequestDelta, RequestOutput
+    from jaxinfer.startup import StartupTimings
 
 
 @dataclass(slots=True)
@@ -70,7 +70,8 @@ def startup_line(startup: StartupTimings) -> str:
     """What it took until the first request could be served."""
     return (
         f"start-up {_seconds(startup.total_seconds)} "
-        f"(load {_seconds(startup.load_seconds)}, compile {_seconds(startup.compile_seconds)} for {startup.num_programs} programs)"
+        f"(load {_seconds(startup.load_seconds)}, compile {_seconds(startup.compile_seconds)} for {startup.num_programs} programs, "
+        f"{startup.num_cached_programs} of them from the cache)"
     )
 
 

@@ -74,10 +74,8 @@ def _stream(llm: LLM, prompt: str, params: SamplingParams, args: argparse.Namesp
 
 def _batch(llm: LLM, prompts: list[str], params: SamplingParams, args: argparse.Namespace) -> str:
     started = time.monotonic()
-    if args.chat:
-        outputs = [llm.chat(_messages(prompt, args.system), params) for prompt in prompts]
-    else:
-        outputs = llm.generate(prompts, params, show_progress=sys.stderr.isatty())
+    conversations = [_messages(prompt, args.system) for prompt in prompts]
+    outputs = llm.chat(conversations, params) if args.chat else llm.generate(prompts, params)
     elapsed_seconds = time.monotonic() - started
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         if output.error is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.paged_attention import reference, xla
+from pallas_kernels.paged_attention import native, reference, xla
 
-OPERATION = Operation(name="paged_attention", implementations={"xla": xla.paged_attention, "reference": reference.paged_attention})
+OPERATION = Operation(
+    name="paged_attention",
+    implementations={"native": native.paged_attention, "xla": xla.paged_attention, "reference": reference.paged_attention},
+)
 
 
 def paged_attention(

@@ -24,14 +24,14 @@ class Config:
     tile_keys: int
 
 
-def pick_config(num_tokens: int, num_rows: int, group: int, block_size: int) -> Config:
-    """One query a tile when the batch can hold nothing but single tokens; a dot needs at least two rows, however.
+ROWS_PER_DOT = 12
+"""Query heads times queries of a tile. XLA's CPU backend gives other bits at other numbers of rows, hence one number for
+decode and prefill; it is little work for a decoding row and still shares the keys between some queries of a prompt."""
 
-    A dot of one row goes through another code path of XLA's CPU backend, with other bits; two and more agree.
-    """
-    is_decode = num_tokens <= num_rows
-    tile_queries = (1 if group > 1 else 8) if is_decode else max(1, 48 // group)
-    return Config(tile_queries=tile_queries, tile_keys=max(128, block_size))
+
+def pick_config(group: int, block_size: int) -> Config:
+    """A pure function of what does not depend on the batch."""
+    return Config(tile_queries=max(1, ROWS_PER_DOT // group), tile_keys=max(128, block_size))
 
 
 def paged_attention(
@@ -51,7 +51,7 @@ def paged_attention(
     num_kv_heads, _, block_size, _ = k_blocks.shape
     num_rows = context_lens.shape[0]
     group = num_heads // num_kv_heads
-    config = config or pick_config(num_tokens, num_rows, group, block_size)
+    config = config or pick_config(group, block_size)
     tile_row, tile_token = _tiles_of_queries(query_start_loc, num_tokens, num_rows, config.tile_queries)  # [A], [A U]
     first_position = context_lens - (query_start_loc[1:] - query_start_loc[:-1])  # [B]
     position = first_position[tile_row][:, None] + tile_token - query_start_loc[tile_row][:, None]  # [A U]
@@ -91,7 +91,7 @@ def _tiles_of_queries(
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
     # side="right" skips rows without queries: of several rows that begin at one tile the last one owns it.
     row = jnp.clip(jnp.searchsorted(first_tile, tile, side="right").astype(jnp.int32) - 1, 0, num_rows - 1)
-    within = (tile - first_tile[row])[:, None] * tile_queries + jnp.arange(tile_queries, dtype=jnp.int32)
+    within = (tile - first_tile[row])[:, None] * tile_queries + jnp.arange(tile_queries, dtype=jnp.int32)[None, :]
     return row, query_start_loc[row][:, None] + within
 
 
@@ -117,7 +117,7 @@ def _attend(
         blocks = lax.dynamic_slice_in_dim(tile_tables, index * blocks_per_tile, blocks_per_tile, axis=1)
         keys = k_blocks[:, blocks].reshape(num_kv_heads, num_tiles, tile_keys, head_dim)
         values = v_blocks[:, blocks].reshape(num_kv_heads, num_tiles, tile_keys, head_dim)
-        key = index * tile_keys + jnp.arange(tile_keys, dtype=jnp.int32)
+        key = (index * tile_keys + jnp.arange(tile_keys, dtype=jnp.int32))[None, None, :]
         is_seen = (key < end_key[..., None]) & (key >= first_key[..., None])  # [A M C]
         # Zero times NaN is NaN: what no query of the tile sees must not reach the product.
         values = jnp.where(is_seen.any(axis=1)[None, :, :, None], values, jnp.zeros((), values.dtype))

@@ -27,6 +27,7 @@ class FakeStartup:
     compile_seconds: float = 2.0
     total_seconds: float = 3.5
     num_programs: int = 7
+    num_cached_programs: int = 5
 
 
 DESCRIPTION = EngineDescription(
@@ -65,8 +66,8 @@ class FakeLLM:
     def generate(self, prompts: Sequence[str | list[int]], params: SamplingParams, show_progress: bool = True) -> list[RequestOutput]:
         return [self._whole(prompt, params) for prompt in prompts]
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams) -> RequestOutput:
-        return self._whole([dict(message) for message in messages], params)
+    def chat(self, conversations: Sequence[Sequence[Message]], params: SamplingParams) -> list[RequestOutput]:
+        return [self._whole([dict(message) for message in messages], params) for messages in conversations]
 
     def close(self) -> None:
         self.is_closed = True

@@ -102,9 +102,27 @@ class LlamaOracle:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits `[len(token_ids), V]` float64; row i predicts token i + 1."""
-        x = self._embedding[np.asarray(token_ids)].astype(np.float64)
-        for layer in range(self._config["num_hidden_layers"]):
-            x = self._layer(x, f"model.layers.{layer}")
+        x = self.embed(token_ids)
+        for index in range(self.num_layers):
+            x = self.layer(index, x)
+        return self.head(x)
+
+    @property
+    def num_layers(self) -> int:
+        return self._config["num_hidden_layers"]
+
+    def embed(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Token vectors `[T, E]`."""
+        return self._embedding[np.asarray(token_ids)].astype(np.float64)
+
+    def layer(self, index: int, x: np.ndarray) -> np.ndarray:
+        """One block over the whole sequence `x [T, E]`."""
+        name = f"model.layers.{index}"
+        x = x + self._attention(self._norm(x, f"{name}.input_layernorm"), f"{name}.self_attn")
+        return x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+
+    def head(self, x: np.ndarray) -> np.ndarray:
+        """Logits `[T, V]` of hidden states `[T, E]`."""
         return self._product(self._norm(x, "model.norm"), self._head, "lm_head")
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -117,10 +135,6 @@ class LlamaOracle:
         if not self._is_int8:
             return linear(x, weight)
         return int8_linear(x, weight, num_terms=1 if name.endswith(ONE_TERM_INPUTS) else 2)
-
-    def _layer(self, x: np.ndarray, name: str) -> np.ndarray:
-        x = x + self._attention(self._norm(x, f"{name}.input_layernorm"), f"{name}.self_attn")
-        return x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
 
     def _attention(self, x: np.ndarray, name: str) -> np.ndarray:
         head_dim, theta = self._config["head_dim"], self._config["rope_theta"]

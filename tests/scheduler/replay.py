@@ -198,6 +198,7 @@ class Harness:
         for seq_id in output.preempted:
             self.records[seq_id].num_preemptions += 1
             assert self.records[seq_id].sequence.slot is None
+        assert all(row.generation == self.records[row.seq_id].num_preemptions for row in rows), "a restart without a new generation"
         living = [record.sequence for record in self.living.values()]
         running = [seq.order for seq in living if seq.slot is not None]
         # Admission and preemption are both by order, so at any moment no one runs before whom someone waits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -99,4 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=60, derandomize=True, deadline=None)
+# Shrinking a failure takes longer than a test may run; add Phase.shrink and a longer timeout to look closer at one.
+TestScheduler.settings = settings(
+    max_examples=60, stateful_step_count=60, derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate)
+)

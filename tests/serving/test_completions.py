@@ -54,6 +54,7 @@ async def test_the_default_of_max_tokens_is_16_and_null_is_the_default(server: S
 async def test_max_tokens_beyond_the_context_means_to_its_end(server: Served):
     _, body = await server.complete("abc", max_tokens=2**31 - 1)
     assert body["usage"]["total_tokens"] == 512
+    assert server.engine.requests_seen[0].params.max_tokens == 512
     assert body["choices"][0]["finish_reason"] == "length"
 
 
