@@ -15,13 +15,13 @@ class JaxInfer:
     def __init__(self, load: Load):
         self._params = jaxinfer.SamplingParams(temperature=0.0, ignore_eos=True)
         options = {"quantization": sys.argv[1], "dtype": "float32", "max_num_seqs": load.max_sequences}
-        self._llm = jaxinfer.LLM(model=load.model, max_model_len=load.max_length, **options)
+        self._llm = jaxinfer.LLM(model=load.model, max_model_len=load.max_length, show_progress=False, **options)
         self.versions = {"jaxinfer": jaxinfer.__version__, "jax": jax.__version__}
         self.settings = {"weights": {"none": "float32"}.get(sys.argv[1], sys.argv[1]), **options}
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[int]:
         params = self._params.replace(max_tokens=new_tokens)
-        outputs = self._llm.generate([list(prompt) for prompt in prompts], params)
+        outputs = self._llm.generate([list(prompt) for prompt in prompts], params, show_progress=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
 

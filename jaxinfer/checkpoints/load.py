@@ -26,7 +26,7 @@ def declare_parameters(model: nnx.Module, mesh: Mesh, quantization: type[Quantiz
         spec: WeightSpec = param.get_metadata()["spec"]
         struct = param.get_value()
         if quantization is not None and spec.is_quantizable:
-            value = quantization.abstract(spec.shape, has_outliers=spec.has_outliers)
+            value = quantization.abstract(spec.shape)
             partitions = value.specs(sharding.spec(*spec.axes))
         else:
             value, partitions = struct, sharding.spec(*spec.axes)
@@ -59,7 +59,7 @@ def load_parameters(
         weight = _fuse(slot.spec, checkpoint, mesh.shape[sharding.TENSOR])
         partition = sharding.spec(*slot.spec.axes)
         if quantization is not None and slot.spec.is_quantizable:
-            quantized = quantization.from_float(weight, has_outliers=slot.spec.has_outliers)
+            quantized = quantization.from_float(weight)
             value = sharding.put(mesh, quantized, quantized.specs(partition))
         else:
             value = sharding.put(mesh, weight.astype(slot.dtype), partition)

@@ -28,7 +28,7 @@ class Attention(nnx.Module):
         sizes = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         sources = (f"{name}.q_proj.weight", f"{name}.k_proj.weight", f"{name}.v_proj.weight")
         self.qkv = ColumnLinear(sources, sizes, size, axis="heads", mesh=mesh, dtype=dtype)
-        self.out = RowLinear(f"{name}.o_proj.weight", size, sizes[0], axis="heads", has_outliers=False, mesh=mesh, dtype=dtype)
+        self.out = RowLinear(f"{name}.o_proj.weight", size, sizes[0], axis="heads", mesh=mesh, dtype=dtype)
         self.head_dim = head_dim
         self.group = group
         self.mesh = mesh

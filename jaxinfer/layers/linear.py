@@ -27,7 +27,7 @@ class ColumnLinear(nnx.Module):
     """
 
     def __init__(self, sources: tuple[str, ...], sizes: tuple[int, ...], num_in: int, *, axis: str, mesh: Mesh, dtype: jnp.dtype):
-        self.weight = param(WeightSpec(sources, (sum(sizes), num_in), (axis, None), is_quantizable=True, has_outliers=True), dtype)
+        self.weight = param(WeightSpec(sources, (sum(sizes), num_in), (axis, None), is_quantizable=True), dtype)
         self.sizes = sizes
         self.axis = axis
         self.mesh = mesh
@@ -59,8 +59,8 @@ class ColumnLinear(nnx.Module):
 class RowLinear(nnx.Module):
     """x @ weight.T with the input features on the tensor axis; one all-reduce."""
 
-    def __init__(self, source: str, num_out: int, num_in: int, *, axis: str, has_outliers: bool, mesh: Mesh, dtype: jnp.dtype):
-        spec = WeightSpec((source,), (num_out, num_in), (None, axis), is_quantizable=True, has_outliers=has_outliers)
+    def __init__(self, source: str, num_out: int, num_in: int, *, axis: str, mesh: Mesh, dtype: jnp.dtype):
+        spec = WeightSpec((source,), (num_out, num_in), (None, axis), is_quantizable=True)
         self.weight = param(spec, dtype)
         self.axis = axis
         self.mesh = mesh

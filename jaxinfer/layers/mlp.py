@@ -17,7 +17,7 @@ class GatedMLP(nnx.Module):
     def __init__(self, name: str, *, size: int, hidden_size: int, mesh: Mesh, dtype: jnp.dtype):
         sources = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
         self.gate_up = ColumnLinear(sources, (hidden_size, hidden_size), size, axis="mlp", mesh=mesh, dtype=dtype)
-        self.down = RowLinear(f"{name}.down_proj.weight", size, hidden_size, axis="mlp", has_outliers=True, mesh=mesh, dtype=dtype)
+        self.down = RowLinear(f"{name}.down_proj.weight", size, hidden_size, axis="mlp", mesh=mesh, dtype=dtype)
 
     def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """One all-reduce, in `down`."""

@@ -23,8 +23,6 @@ class WeightSpec:
     axes: tuple[str | None, ...]
     """Logical axis of each dimension, see `sharding.RULES`."""
     is_quantizable: bool = False
-    has_outliers: bool = False
-    """Whether the activations it is multiplied with have a few channels far larger than the rest."""
 
 
 def param(spec: WeightSpec, dtype: jnp.dtype) -> nnx.Param:

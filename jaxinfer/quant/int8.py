@@ -1,11 +1,11 @@
 """W8A8: int8 weights with a scale per output channel, activations rounded to int8 per token.
 
-Activations that have outliers are rounded in two int8 terms, which the loader decides by layer.
+Activations are rounded in two int8 terms, the second one holding the rounding error of the first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Float32, Int32
 from pallas_kernels.int8_matmul import int8_matmul
 
 MAX_INT8 = np.float32(127.0)
+NUM_TERMS = 2
+"""Int8 terms per activation, see `int8_matmul`. With one, SmolLM2's answers are visibly worse: its activations have outliers."""
 
 
 @jax.tree_util.register_dataclass
@@ -26,31 +28,28 @@ class Int8Weight:
 
     values: Any
     scales: Any
-    num_terms: int = field(default=1, metadata={"static": True})
-    """Int8 terms per activation; two where activations have outliers, see `int8_matmul`."""
-
     @classmethod
-    def from_float(cls, weight: np.ndarray, *, has_outliers: bool) -> Self:
+    def from_float(cls, weight: np.ndarray) -> Self:
         """Quantize a matrix [N K] on the host."""
         weight = np.asarray(weight, np.float32)
         largest = np.abs(weight).max(axis=1)
         scales = np.where(largest > 0, largest / MAX_INT8, np.float32(1.0)).astype(np.float32)
         values = np.clip(np.rint(weight / scales[:, None]), -MAX_INT8, MAX_INT8).astype(np.int8)
-        return cls(values, scales, 2 if has_outliers else 1)
+        return cls(values, scales)
 
     @classmethod
-    def abstract(cls, shape: tuple[int, int], *, has_outliers: bool) -> Self:
+    def abstract(cls, shape: tuple[int, int]) -> Self:
         """Shapes and dtypes of the parts."""
         values, scales = jax.ShapeDtypeStruct(shape, jnp.int8), jax.ShapeDtypeStruct(shape[:1], jnp.float32)
-        return cls(values, scales, 2 if has_outliers else 1)
+        return cls(values, scales)
 
     def specs(self, spec: PartitionSpec) -> Self:
         """The scales follow the output channels."""
-        return replace(self, values=spec, scales=PartitionSpec(spec[0]))
+        return type(self)(spec, PartitionSpec(spec[0]))
 
     def matmul(self, x: Float[Array, "M K"]) -> Float32[Array, "M N"]:
         """x @ self.T, x rounded per row."""
-        return int8_matmul(x, self.values, self.scales, num_terms=self.num_terms)
+        return int8_matmul(x, self.values, self.scales, num_terms=NUM_TERMS)
 
     def rows(self, ids: Int32[Array, "T"]) -> Float32[Array, "T K"]:
         """Dequantized rows; ids past the end give zeros."""

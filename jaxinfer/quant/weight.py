@@ -19,12 +19,12 @@ class QuantizedWeight(Protocol):
     """A pytree that stands for a float matrix [N K]. One file in this package per implementation."""
 
     @classmethod
-    def from_float(cls, weight: np.ndarray, *, has_outliers: bool) -> Self:
-        """Quantize on the host; the parts are numpy arrays. `has_outliers` speaks of the activations it will meet."""
+    def from_float(cls, weight: np.ndarray) -> Self:
+        """Quantize on the host; the parts are numpy arrays."""
         ...
 
     @classmethod
-    def abstract(cls, shape: tuple[int, int], *, has_outliers: bool) -> Self:
+    def abstract(cls, shape: tuple[int, int]) -> Self:
         """The same parts as ShapeDtypeStructs."""
         ...
 

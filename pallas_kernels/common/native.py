@@ -21,7 +21,7 @@ from pallas_kernels.common.dispatch import UnsupportedByKernel
 COMPILERS = ("g++", "clang++")
 # No -ffast-math: results must not depend on what surrounds a loop, and linking with it changes the process's rounding of
 # denormals. The sources spell their vectors out.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi", "-Wno-attributes")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 
 
 @functools.lru_cache(maxsize=64)

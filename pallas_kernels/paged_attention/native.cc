@@ -40,19 +40,23 @@ inline Vec Load(const uint16_t* p) {
   return out;
 }
 
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef float Vec4 __attribute__((vector_size(16)));
+
 // A fixed tree, so that the order of the sum is the same everywhere.
 inline float Sum(Vec v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof lane);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-  return lane[0];
+  Vec8 eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  Vec4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  Vec4 two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+  return two[0] + two[1];
 }
 
 inline float Max(Vec v) {
-  float lane[kLanes];
+  Vec other = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+  v = v > other ? v : other;
+  float lane[8];
   std::memcpy(lane, &v, sizeof lane);
-  for (int width = kLanes / 2; width > 0; width /= 2)
+  for (int width = 4; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lane[i] = std::max(lane[i], lane[i + width]);
   return lane[0];
 }
@@ -88,14 +92,14 @@ void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t num_threads, cons
   };
   auto shared = std::make_shared<Shared>();
   const Unit* work = &unit;
-  auto run = [shared, count, work] {
+  const auto run = [shared, count, work] {
     for (int64_t i; (i = shared->next.fetch_add(1)) < count;) {
       (*work)(i);
       shared->done.fetch_add(1, std::memory_order_release);
     }
   };
   const int64_t helpers = std::min<int64_t>(num_threads, count) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(run);
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
   run();
   while (shared->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
 }
@@ -243,7 +247,6 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Bu
       .Attr<float>("scale")               \
       .Attr<int64_t>("window")
 
-#define EXPORTED __attribute__((visibility("default")))
 
-EXPORTED XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_float32, (PagedAttention<ffi::F32, float>), BIND(ffi::F32));
-EXPORTED XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_bfloat16, (PagedAttention<ffi::BF16, uint16_t>), BIND(ffi::BF16));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_float32, (PagedAttention<ffi::F32, float>), BIND(ffi::F32));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_bfloat16, (PagedAttention<ffi::BF16, uint16_t>), BIND(ffi::BF16));

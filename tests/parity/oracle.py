@@ -15,7 +15,7 @@ import numpy as np
 INT8_MAX = 127
 RESIDUAL_STEPS = 254
 """How much finer the second int8 term of an activation is: half a step of the first becomes the whole range of the second."""
-ONE_TERM_INPUTS = ("o_proj", "lm_head")
+ONE_TERM_INPUTS: tuple[str, ...] = ()
 """Products whose inputs have no outliers; everywhere else an activation is two int8 terms."""
 
 
