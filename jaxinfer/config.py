@@ -47,7 +47,9 @@ class CacheConfig:
     """The KV pool."""
 
     block_size: int = option(16, "tokens in one KV block (a power of two)")
-    num_kv_blocks: int | None = option(None, "usable KV blocks; default: what max-num-seqs sequences of max-model-len need, within the memory that is free")
+    num_kv_blocks: int | None = option(
+        None, "usable KV blocks; default: what max-num-seqs sequences of max-model-len need, within the memory that is free"
+    )
     prefix_caching: OnOff = option("off", "reuse KV blocks of equal prompt prefixes (not there yet: only 'off')")
 
     def __post_init__(self) -> None:

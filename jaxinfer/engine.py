@@ -7,14 +7,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jaxinfer.batching import logit_rows
 from jaxinfer.client import EngineDescription, EngineSnapshot
 from jaxinfer.completion import Completion, bad_word_ids
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import RequestError
-from jaxinfer.messages import SchedulerOutput, SequenceUpdate, StepOutput
+from jaxinfer.messages import ScheduledRequest, SchedulerOutput, SeqId, SequenceUpdate, StepOutput
 from jaxinfer.metrics import CompileCounter, EngineCounters
-from jaxinfer.request import CompletionOutput, FinishReason, GenerationRequest, PositionLogprobs, RequestDelta, RequestId, RequestTimings
+from jaxinfer.request import (
+    CompletionOutput,
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    RequestDelta,
+    RequestId,
+    RequestTimings,
+    SamplingParams,
+)
 from jaxinfer.runner import ModelRunner
 from jaxinfer.sampling.batch import SamplingRow
 from jaxinfer.scheduler import Scheduler
@@ -165,6 +176,32 @@ class Engine:
             is_stepping=self._is_stepping,
         )
 
+    def logits_for(self, token_ids: Sequence[int], chunk_size: int | None = None) -> np.ndarray:
+        """Logits [len, V] (float32) of a sequence, computed by the engine's own steps; for evaluation and tests.
+
+        Args:
+            token_ids: at most what one sequence can hold.
+            chunk_size: tokens per step; default: as many as a step gives logits for.
+
+        Raises:
+            RequestError: requests are running (their blocks are in the pool), or the sequence does not fit.
+        """
+        if self.has_work:
+            raise RequestError("logits_for needs an idle engine, requests are running")
+        if not 0 < len(token_ids) <= self.scheduler.max_seq_tokens:
+            raise RequestError(f"token_ids must be 1 to {self.scheduler.max_seq_tokens} tokens, got {len(token_ids)}", param="token_ids")
+        pools = self.scheduler.pools
+        blocks = pools.new_tables()
+        pools.extend(blocks, len(token_ids))
+        chunk_size = min(chunk_size or self.runner.buckets.max_num_logit_rows, self.runner.buckets.max_num_logit_rows)
+        chunks = []
+        for start in range(0, len(token_ids), chunk_size):
+            chunk = list(token_ids[start : start + chunk_size])
+            output = SchedulerOutput([_bare_row(chunk, start, blocks.tables)], len(chunk), len(chunk), [])
+            chunks.append(np.asarray(self.runner.forward(output, logit_rows(output.scheduled)))[: len(chunk)])
+        pools.release(blocks)
+        return np.concatenate(chunks)
+
     # ---- before a step ---------------------------------------------------------------------------------------------
 
     def _note_scheduled(self, output: SchedulerOutput) -> None:
@@ -219,7 +256,9 @@ class Engine:
             generation.is_announced = True
             delta.prompt_token_ids = generation.request.prompt_token_ids
         # The first of the n completions computes them, but another one may be the first with a token.
-        if generation.request.params.prompt_logprobs is not None and len(generation.prompt_logprobs) == len(generation.request.prompt_token_ids):
+        if generation.request.params.prompt_logprobs is not None and len(generation.prompt_logprobs) == len(
+            generation.request.prompt_token_ids
+        ):
             delta.prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, []
         if not generation.completions:
             timings.finished = now
@@ -231,3 +270,23 @@ class Engine:
     def _count_finish(self, reason: FinishReason) -> None:
         counts = self.counters.finished_by_reason
         counts[reason.value] = counts.get(reason.value, 0) + 1
+
+
+def _bare_row(token_ids: list[int], start: int, tables: list[list[int]]) -> ScheduledRequest:
+    """Tokens of no request, all of whose logits are wanted."""
+    return ScheduledRequest(
+        seq_id=SeqId(0),
+        request_id=RequestId(""),
+        index=0,
+        generation=0,
+        slot=0,
+        token_ids=token_ids,
+        num_computed_tokens=start,
+        num_prompt_tokens=start + len(token_ids),
+        num_output_tokens=0,
+        block_ids=tables,
+        is_sampling=False,
+        is_first_of_slot=False,
+        prompt_logprob_positions=range(start, start + len(token_ids)),
+        params=SamplingParams(),
+    )

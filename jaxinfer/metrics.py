@@ -23,14 +23,14 @@ class CompileCounter:
     seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def on_duration(self, event: str, seconds: float, **_: object) -> None:
+    def on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         """The event fires on hits of the persistent cache too: those are counted apart."""
         if event == _COMPILE_EVENT:
             with self._lock:
                 self.num_programs += 1
-                self.seconds += seconds
+                self.seconds += duration_secs
 
-    def on_event(self, event: str, **_: object) -> None:
+    def on_event(self, event: str, **_: str | int) -> None:
         """A program came from the persistent cache."""
         if event == _CACHE_HIT_EVENT:
             with self._lock:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
 import numbers
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NewType
+
+import numpy as np
 
 from jaxinfer.errors import RequestError
 
@@ -61,11 +62,10 @@ def _check_int(value: Any, param: str, low: int, high: int) -> None:
 
 
 def _check_float(value: Any, param: str, low: float, high: float, *, low_open: bool = False) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    # An integer too large for a float raises OverflowError in isfinite, hence the bound on it first.
-    fits = is_number and abs(value) <= 1e300 and math.isfinite(value)
-    inside = fits and (low < value if low_open else low <= value) and value <= high
-    _require(inside, param, value, f"a number {'above' if low_open else 'from'} {low:g} {'and up' if low_open else ''} to {high:g}")
+    # Comparing an integer of any size with a float is exact; converting it would overflow.
+    is_number = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+    inside = is_number and (low < value if low_open else low <= value) and value <= high  # NaN compares false
+    _require(bool(inside), param, value, f"a number {f'above {low:g} and up' if low_open else f'from {low:g}'} to {high:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,14 +210,17 @@ class RequestTimings:
 
     @property
     def time_to_first_token_seconds(self) -> float | None:
+        """From arrival to the first token."""
         return None if self.first_token is None else self.first_token - self.arrival
 
     @property
     def queue_seconds(self) -> float | None:
+        """From arrival to the first step that computes any of it."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
 
     @property
     def end_to_end_seconds(self) -> float | None:
+        """From arrival to the last token."""
         return None if self.finished is None else self.finished - self.arrival
 
 

@@ -7,12 +7,10 @@ tokens; split so that greedy and full sampling do not double the number of the l
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,78 +22,20 @@ from jaxtyping import Array, Float32, Int32
 from jaxinfer import forward_batch
 from jaxinfer.batching import BatchShape, Buckets, LogitRow, build_forward_batch, logit_rows
 from jaxinfer.forward_batch import StepSpec, fed_tokens, packed_views, unpack
+from jaxinfer.in_flight import InFlightStep
 from jaxinfer.kv.cache import LayerKV, allocate
 from jaxinfer.messages import ScheduledRequest, SchedulerOutput, StepOutput
-from jaxinfer.request import PositionLogprobs, TokenLogprob
 from jaxinfer.sampling import PenaltyState, SampleResult, new_penalty_state, sample_full, sample_greedy, update_penalty_state
 from jaxinfer.sampling.batch import SamplingRow, build_sampling_batch, empty_biases, empty_mask, has_penalties, unpack_sampling
 from jaxinfer.sampling.batch import field_shapes as sampling_shapes
-
-
-class Model(Protocol):
-    """What a step needs of a model; the classes in `models` and the fake models of the tests have it."""
-
-    def embed(self, token_ids: Array, batch: forward_batch.ForwardBatch) -> tuple[Array, Any]:
-        """Token vectors, and what every layer needs to know of the positions."""
-        ...
-
-    def run(
-        self, x: Array, rotation: Any, kv: list[LayerKV], batch: forward_batch.ForwardBatch, start: int = 0, stop: int | None = None
-    ) -> tuple[Array, list[LayerKV]]:
-        """Layers start:stop; the caches that go in are donated."""
-        ...
-
-    def head(self, x: Array) -> Float32[Array, "M V"]:
-        """Logits."""
-        ...
-
-
-@dataclass(slots=True)
-class InFlightStep:
-    """A launched step; `result` waits for it."""
-
-    output: SchedulerOutput
-    rows: list[LogitRow]
-    logits: Float32[Array, "M V"]
-    sampled: Int32[Array, "M"] | SampleResult
-
-    def result(self) -> StepOutput:
-        """The tokens and log-probabilities, on the host."""
-        if isinstance(self.sampled, SampleResult):
-            return self._full_result(jax.device_get(self.sampled))
-        tokens = np.asarray(self.sampled).tolist()
-        step = StepOutput([[] for _ in self.output.scheduled])
-        for index, row in enumerate(self.rows):
-            step.token_ids[row.row].append(tokens[index])
-        return step
-
-    def _full_result(self, sampled: SampleResult) -> StepOutput:
-        count = len(self.output.scheduled)
-        step = StepOutput([[] for _ in range(count)], [None] * count, [[] for _ in range(count)])
-        for index, row in enumerate(self.rows):
-            params = self.output.scheduled[row.row].params
-            if row.is_sampling:
-                step.token_ids[row.row].append(int(sampled.token_ids[index]))
-                if params.logprobs is not None:
-                    step.logprobs[row.row] = [position_logprobs(sampled, index, params.logprobs)]
-            else:
-                step.prompt_logprobs[row.row].append(position_logprobs(sampled, index, params.prompt_logprobs or 0))
-        return step
-
-
-def position_logprobs(sampled: SampleResult, index: int, num_top: int) -> PositionLogprobs:
-    """One row of a SampleResult on the host as plain values."""
-    chosen = TokenLogprob(int(sampled.token_ids[index]), float(sampled.logprob[index]), int(sampled.rank[index]))
-    ids, logprobs = sampled.top_ids[index, :num_top].tolist(), sampled.top_logprobs[index, :num_top].tolist()
-    top = tuple(TokenLogprob(token_id, logprob, rank + 1) for rank, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)))
-    return PositionLogprobs(chosen, top)
 
 
 class ModelRunner:
     """Owns the weights, the KV arrays and the sampler's state; one thread calls it.
 
     Args:
-        model: with ShapeDtypeStructs for weights; `set_weights` brings the arrays, which may load while this compiles.
+        model: one of the classes in `models`: `embed`, `run` and `head`. Its weights may still be ShapeDtypeStructs; `start`
+            brings the arrays, which may load while this compiles.
         mesh: every program is jitted over it, also on one device.
         kv_shapes: each layer's arrays, see `kv.cache.layer_shapes`.
         buckets: the shapes to compile.
@@ -146,8 +86,8 @@ class ModelRunner:
         return len(jobs)
 
     def _compile_forward(self, spec: StepSpec) -> None:
-        def forward(weights, kv, last_tokens, packed):  # noqa: ANN001, ANN202
-            model: Model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
+        def forward(weights, kv, last_tokens, packed):
+            model: Any = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
             batch = unpack(packed, spec, self.shape.num_groups, self.shape.max_blocks_per_row)
             x, rotation = model.embed(fed_tokens(batch, last_tokens), batch)
             x, kv = model.run(x, rotation, kv, batch)
@@ -162,7 +102,7 @@ class ModelRunner:
         self._forward[spec] = lowered.compile()
 
     def _compile_greedy(self, num_rows: int) -> None:
-        def greedy(logits, last_tokens, packed):  # noqa: ANN001, ANN202
+        def greedy(logits, last_tokens, packed):
             tokens = sample_greedy(logits, self.valid_vocab_size)
             slots = forward_batch.unpack_fields(packed, sampling_shapes(num_rows))["slots"]
             return tokens, last_tokens.at[slots].set(tokens, mode="drop")
@@ -172,7 +112,7 @@ class ModelRunner:
         self._greedy[num_rows] = jitted.lower(self._logits(num_rows), last_tokens, packed).compile()
 
     def _compile_full(self, num_rows: int) -> None:
-        def full(logits, last_tokens, state, packed, biases, allowed_mask):  # noqa: ANN001, ANN202
+        def full(logits, last_tokens, state, packed, biases, allowed_mask):
             tensors, slots = unpack_sampling(packed, biases, allowed_mask, num_rows)
             result = sample_full(logits, tensors, state, slots, self.valid_vocab_size)
             return result, last_tokens.at[slots].set(result.token_ids, mode="drop")
@@ -188,10 +128,11 @@ class ModelRunner:
         ).compile()
 
     def _compile_feed(self) -> None:
-        def feed(state, packed):  # noqa: ANN001, ANN202
+        def feed(state, packed):
             fields = forward_batch.unpack_fields(packed, self._feed_shapes)
-            order = (fields[name] for name in ("token_ids", "slots", "positions", "prompt_lens"))
-            return update_penalty_state(state, *order, fields["reset"] != 0)
+            return update_penalty_state(
+                state, fields["token_ids"], fields["slots"], fields["positions"], fields["prompt_lens"], fields["reset"] != 0
+            )
 
         state = self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size)))
         jitted = jax.jit(feed, donate_argnums=0, out_shardings=self._everywhere)
@@ -199,8 +140,8 @@ class ModelRunner:
 
     @property
     def _feed_shapes(self) -> dict[str, tuple[int, ...]]:
-        per_token = {name: (self._max_tokens,) for name in ("token_ids", "slots", "positions", "prompt_lens")}
-        return per_token | {"reset": (self.shape.num_slots,)}
+        shapes: dict[str, tuple[int, ...]] = {name: (self._max_tokens,) for name in ("token_ids", "slots", "positions", "prompt_lens")}
+        return shapes | {"reset": (self.shape.num_slots,)}
 
     def _ints(self, size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._everywhere)
@@ -234,11 +175,16 @@ class ModelRunner:
 
     def launch(self, output: SchedulerOutput, sampling_rows: Sequence[SamplingRow]) -> InFlightStep:
         """Enqueue one step and return without waiting for it."""
-        spec = self.buckets.bucket_for(output)
         rows = logit_rows(output.scheduled)
+        logits = self.forward(output, rows)
+        return InFlightStep(output, rows, logits, self._launch_sampler(output.scheduled, sampling_rows, logits))
+
+    def forward(self, output: SchedulerOutput, rows: Sequence[LogitRow]) -> Float32[Array, "M V"]:
+        """The step without sampling: writes KV and gives the logits of `rows`, padding rows after them."""
+        spec = self.buckets.bucket_for(output)
         packed = self._put(build_forward_batch(output, rows, spec, self.shape))
         self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
-        return InFlightStep(output, rows, logits, self._launch_sampler(output.scheduled, sampling_rows, logits))
+        return logits
 
     def _launch_sampler(
         self, scheduled: Sequence[ScheduledRequest], sampling_rows: Sequence[SamplingRow], logits: Float32[Array, "M V"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -30,11 +31,9 @@ def make_mesh(tensor_parallel_size: int) -> Mesh:
         ConfigError: fewer devices than asked for.
     """
     if tensor_parallel_size > 1 and _is_cpu_only():
-        try:
+        # Refused once the backend of this process is up; what it has is counted below.
+        with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", tensor_parallel_size)
-        except RuntimeError:
-            # The backend is already up in this process; what it has is counted below.
-            pass
     devices = jax.devices()
     if len(devices) < tensor_parallel_size:
         raise ConfigError(

@@ -159,7 +159,7 @@ def resolve_dtype(name: str, mesh: Mesh) -> jnp.dtype:
 
 
 def is_batch_invariant(config: EngineConfig) -> bool:
-    """"auto" is on for int8, whose dots are padded to 8 rows in any case, and off otherwise: a lone float32 row pays for it."""
+    """ "auto" is on for int8, whose dots are padded to 8 rows in any case, and off otherwise: a lone float32 row pays for it."""
     return config.batch_invariant == "on" or (config.batch_invariant == "auto" and config.quantization == "int8")
 
 

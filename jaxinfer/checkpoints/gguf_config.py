@@ -204,7 +204,9 @@ def _special_tokens(header: GGUFHeader, num_tokens: int) -> dict[str, Any]:
         field = f"tokenizer.ggml.{key}_token_id"
         value = header.metadata.get(field)
         if value is not None and not _is_token_id(value, num_tokens):
-            raise CheckpointError(f"must be a token id from 0 to {num_tokens - 1}, got {str(value)[:60]}", file=str(header.path), field=field)
+            raise CheckpointError(
+                f"must be a token id from 0 to {num_tokens - 1}, got {str(value)[:60]}", file=str(header.path), field=field
+            )
         ids[name] = value
     return ids
 
@@ -225,7 +227,9 @@ def generation_config_from_metadata(header: GGUFHeader, num_tokens: int) -> dict
     if end_of_turn is None:
         return config
     if not _is_token_id(end_of_turn, num_tokens):
-        raise CheckpointError(f"must be a token id from 0 to {num_tokens - 1}, got {str(end_of_turn)[:60]}", file=str(header.path), field=field)
+        raise CheckpointError(
+            f"must be a token id from 0 to {num_tokens - 1}, got {str(end_of_turn)[:60]}", file=str(header.path), field=field
+        )
     if "eos_token_id" in config and end_of_turn != config["eos_token_id"]:
         config["eos_token_id"] = [config["eos_token_id"], end_of_turn]
     return config

@@ -113,5 +113,3 @@ def _fuse(spec: WeightSpec, checkpoint: Checkpoint, num_shards: int) -> np.ndarr
         return np.asarray(tensors[0])
     pieces = [np.split(tensor, num_shards) for tensor in tensors]
     return np.concatenate([piece[shard] for shard in range(num_shards) for piece in pieces])
-
-

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float
 
 from jaxinfer import sharding
 from jaxinfer.kv.groups import KVGroupSpec
@@ -19,8 +19,9 @@ from jaxinfer.kv.groups import KVGroupSpec
 class LayerKV:
     """Keys and values of one layer; block 0 is the trash block, where padding is written."""
 
-    keys: Float[Array, "K N S D"]
-    values: Float[Array, "K N S D"]
+    keys: Any
+    """Float[Array, "K N S D"], or its ShapeDtypeStruct before it is allocated."""
+    values: Any
 
 
 def layer_shapes(groups: Sequence[KVGroupSpec], num_blocks: Sequence[int], block_size: int, mesh: Mesh) -> list[LayerKV]:

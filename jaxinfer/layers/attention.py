@@ -22,9 +22,7 @@ from pallas_kernels.write_kv import write_kv
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with fused projections, heads on the tensor axis."""
 
-    def __init__(
-        self, name: str, *, size: int, num_heads: int, num_kv_heads: int, head_dim: int, group: int, mesh: Mesh, dtype: jnp.dtype
-    ):
+    def __init__(self, name: str, *, size: int, num_heads: int, num_kv_heads: int, head_dim: int, group: int, mesh: Mesh, dtype: jnp.dtype):
         sizes = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         sources = (f"{name}.q_proj.weight", f"{name}.k_proj.weight", f"{name}.v_proj.weight")
         self.qkv = ColumnLinear(sources, sizes, size, axis="heads", mesh=mesh, dtype=dtype)
@@ -60,7 +58,7 @@ class Attention(nnx.Module):
         return self.out(attended.reshape(x.shape[0], -1)), LayerKV(keys, values)
 
 
-def _write_and_attend(q, k, v, keys, values, slot_mapping, block_tables, query_start_loc, context_lens, *, scale):  # noqa: PLR0913
+def _write_and_attend(q, k, v, keys, values, slot_mapping, block_tables, query_start_loc, context_lens, *, scale):
     keys = write_kv(keys, k, slot_mapping)
     values = write_kv(values, v, slot_mapping)
     return paged_attention(q, keys, values, block_tables, query_start_loc, context_lens, scale=scale), keys, values

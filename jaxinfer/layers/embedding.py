@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -31,7 +33,7 @@ class Embedding(nnx.Module):
         """x @ table.T in float32, gathered onto every device."""
         return self._sharded(_gathered_logits, PartitionSpec())(x, self.weight.get_value())
 
-    def _sharded(self, run: object, out_specs: PartitionSpec) -> object:
+    def _sharded(self, run: Callable[..., Array], out_specs: PartitionSpec) -> Callable[..., Array]:
         parts = weight_specs(self.weight.get_value(), sharding.spec("vocab", None))
         return jax.shard_map(run, mesh=self.mesh, in_specs=(PartitionSpec(), parts), out_specs=out_specs, check_vma=False)
 

@@ -11,9 +11,28 @@ from typing import Any
 from jaxinfer.errors import CheckpointError, UnsupportedModelError
 
 HARMLESS = frozenset(
-    "_name_or_path architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id eos_token_id pad_token_id "
-    "initializer_range is_llama_config rope_interleaved transformers.js_config pretraining_tp output_attentions "
-    "output_hidden_states return_dict id2label label2id".split()
+    [
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+        "is_llama_config",
+        "rope_interleaved",
+        "transformers.js_config",
+        "pretraining_tp",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "id2label",
+        "label2id",
+    ]
 )
 """Attributes that say nothing of the forward pass."""
 

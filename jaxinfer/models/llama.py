@@ -123,7 +123,7 @@ class Model(nnx.Module):
         if not config.is_tied:
             self.output = Embedding("lm_head.weight", config.vocab_size, config.size, mesh=mesh, dtype=dtype)
         rope = Rope(config.rope_theta, config.head_dim, config.max_positions)
-        self.rope_table = nnx.Variable(RopeTable.build(rope).values)
+        self.rope_table: nnx.Variable[Any] = nnx.Variable(RopeTable.build(rope).values)
         self.is_tied = config.is_tied
 
     def embed(self, token_ids: Array, batch: ForwardBatch) -> tuple[Float[Array, "T E"], Float32[Array, "T D"]]:

@@ -28,6 +28,7 @@ class Int8Weight:
 
     values: Any
     scales: Any
+
     @classmethod
     def from_float(cls, weight: np.ndarray) -> Self:
         """Quantize a matrix [N K] on the host."""
@@ -38,7 +39,7 @@ class Int8Weight:
         return cls(values, scales)
 
     @classmethod
-    def abstract(cls, shape: tuple[int, int]) -> Self:
+    def abstract(cls, shape: tuple[int, ...]) -> Self:
         """Shapes and dtypes of the parts."""
         values, scales = jax.ShapeDtypeStruct(shape, jnp.int8), jax.ShapeDtypeStruct(shape[:1], jnp.float32)
         return cls(values, scales)

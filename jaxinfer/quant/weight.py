@@ -24,7 +24,7 @@ class QuantizedWeight(Protocol):
         ...
 
     @classmethod
-    def abstract(cls, shape: tuple[int, int]) -> Self:
+    def abstract(cls, shape: tuple[int, ...]) -> Self:
         """The same parts as ShapeDtypeStructs."""
         ...
 

@@ -13,9 +13,7 @@ from pallas_kernels.common.dispatch import Operation, UnsupportedByKernel
 from pallas_kernels.common.timing import median_seconds
 
 
-def run_bench(
-    operation: Operation, specs: Sequence[Any], arguments: Callable[[Any], tuple[dict[str, np.ndarray], dict[str, Any]]]
-) -> None:
+def run_bench(operation: Operation, specs: Sequence[Any], arguments: Callable[[Any], tuple[dict[str, np.ndarray], dict[str, Any]]]) -> None:
     """Print microseconds per call; `arguments(spec)` gives arrays and static keywords."""
     results: dict[str, dict[str, float | str]] = {}
     print(f"{operation.name} on {jax.devices()[0].device_kind}, microseconds per call")

@@ -11,7 +11,7 @@ from typing import Any
 _log = logging.getLogger("pallas_kernels")
 
 
-class UnsupportedByKernel(Exception):  # noqa: N818 - it is an answer, not an error
+class UnsupportedByKernel(Exception):
     """An implementation cannot run with these arguments on this device; `reason` says why."""
 
     def __init__(self, reason: str):

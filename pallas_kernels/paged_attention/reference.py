@@ -34,7 +34,9 @@ def paged_attention(
     values = jnp.repeat(v_blocks.reshape(pool).astype(jnp.float32)[:, slot], group, axis=0)
     scores = jnp.einsum("thd,htcd->htc", q.astype(jnp.float32), keys) * scale
     # exp(-inf) is zero, but zero times NaN is NaN: what is not seen leaves the values too.
-    weights = jnp.exp(jnp.where(is_seen[None], scores, -jnp.inf) - jnp.max(scores, axis=-1, keepdims=True, where=is_seen[None], initial=-1e30))
+    weights = jnp.exp(
+        jnp.where(is_seen[None], scores, -jnp.inf) - jnp.max(scores, axis=-1, keepdims=True, where=is_seen[None], initial=-1e30)
+    )
     total = jnp.maximum(jnp.sum(weights, axis=-1), 1e-30)
     output = jnp.einsum("htc,htcd->thd", weights, jnp.where(is_seen[None, :, :, None], values, 0.0))
     return (output / total.T[:, :, None]).astype(q.dtype)

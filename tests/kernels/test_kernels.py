@@ -52,7 +52,9 @@ def run(case: Case, arguments: dict[str, np.ndarray]) -> np.ndarray:
     """The implementation, jitted."""
     api, _, spec, implementation = case
     dtype = getattr(spec, "dtype", "float32")
-    on_device = {name: jnp.asarray(array, dtype if array.dtype == np.float32 and dtype == "bfloat16" else None) for name, array in arguments.items()}
+    on_device = {
+        name: jnp.asarray(array, dtype if array.dtype == np.float32 and dtype == "bfloat16" else None) for name, array in arguments.items()
+    }
     call = jax.jit(lambda kwargs: getattr(api, api.OPERATION.name)(**kwargs, **static_arguments(spec), implementation=implementation))
     return np.asarray(call(on_device), np.float32)
 
@@ -74,7 +76,9 @@ def test_implementation_equals_the_oracle(case: Case) -> None:
         assert row_error(broken, expected) > limit, "the comparison would accept a broken kernel"
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.id and "paged_attention" in case.id and case.id.endswith(("xla", "native"))])
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.id and "paged_attention" in case.id and case.id.endswith(("xla", "native"))]
+)
 def test_attention_mutants_are_rejected(case: Case) -> None:
     """One block swapped, keys one too many, V taken from K: each moves some row far beyond the limit."""
     _, specs, spec, _ = case
@@ -102,7 +106,9 @@ def test_results_have_the_same_bits_in_any_batch(implementation: str) -> None:
         last = starts[row + 1] - 1
         alone = arguments | {
             "q": np.concatenate([arguments["q"][last : last + 1], np.zeros((7, 9, 64), np.float32)]),
-            "block_tables": np.concatenate([arguments["block_tables"][row : row + 1], np.zeros((7, arguments["block_tables"].shape[1]), np.int32)]),
+            "block_tables": np.concatenate(
+                [arguments["block_tables"][row : row + 1], np.zeros((7, arguments["block_tables"].shape[1]), np.int32)]
+            ),
             "query_start_loc": np.array([0] + [1] * 8, np.int32),
             "context_lens": np.array([keys] + [0] * 7, np.int32),
         }

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.parity, pytest.mark.goldens, pytest.mark.timeout(600)]
 
 PROMPT = 29
 NUM_TOKENS = 41
-MAX_TYPICAL_ERROR = {"none": 2e-6, "int8": 2e-6}
-MAX_ERROR = {"none": 1e-4, "int8": 1e-2}
+MAX_TYPICAL_ERROR = {"none": 2e-6, "int8": 2e-4}
+MAX_ERROR = {"none": 1e-4, "int8": 2e-3}
 """int8: one activation of o_proj's input, or of the head's, on the other side of its rounding edge."""
 
 
@@ -63,6 +63,6 @@ def test_every_block_is_the_oracle(
     assert np.median(errors) <= MAX_TYPICAL_ERROR[quantization], np.median(errors, axis=1)
     assert errors.max() <= MAX_ERROR[quantization], errors.max(axis=1)
     if quantization == "int8":
-        monkeypatch.setattr(oracle_module, "ONE_TERM_INPUTS", ("o_proj", "lm_head", "down_proj"))
+        monkeypatch.setattr(oracle_module, "ONE_TERM_INPUTS", ("down_proj",))
         wrong = update_errors(LlamaOracle(*weights_and_config, quantization="int8"), engine, token_ids)
         assert np.median(wrong) > 10 * MAX_TYPICAL_ERROR["int8"], "another rounding of one product must not pass"

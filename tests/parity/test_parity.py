@@ -22,11 +22,11 @@ ORACLE_MAX_ROW_ERROR = 1e-5
 ORACLE_PROMPTS = (0, 20, 34, 50)
 """One golden of each kind; numpy takes seconds for each."""
 INT8_PROMPTS = (0, 9, 26, 38, 50, 52)
-INT8_MAX_TYPICAL_ROW_ERROR = 0.05
-INT8_MAX_SHARE_OF_KL = 0.6
-INT8_MAX_DIFFERENT_TOKENS = 0.1
-"""Two right int8 implementations differ: rounding to int8 magnifies a float rounding (see test_layers.py, which holds each block to
-1e-6). They must still be much nearer to each other than to the float model, which `INT8_MAX_SHARE_OF_KL` says."""
+INT8_MAX_TYPICAL_ROW_ERROR = 1e-3
+INT8_MAX_ROW_ERROR = 1e-2
+INT8_TIE_NATS = 0.02
+"""Two right int8 implementations differ by more than float rounding: where a quotient lies between two steps, 1e-7 decides
+which it becomes, and 30 layers add up. With one term per activation the median row would be off by 2e-2 and more."""
 
 
 @pytest.fixture(scope="module")
@@ -92,34 +92,20 @@ def test_greedy_tokens_are_those_of_transformers(float_llm: Any, goldens: list[G
 
 def test_logits_are_those_of_transformers(float_llm: Any, goldens: list[Golden]) -> None:
     for index, golden in enumerate(goldens):
-        errors = stored_row_errors(float_llm.engine.runner.logits_for(teacher_forced_ids(golden)), golden)
+        errors = stored_row_errors(float_llm.engine.logits_for(teacher_forced_ids(golden)), golden)
         assert errors.max() <= MAX_ROW_ERROR, f"prompt {index} ({golden.kind}): {errors}"
 
 
-def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def mean_divergence(expected: np.ndarray, got: np.ndarray) -> float:
-    """Mean over rows of KL(expected || got) in nats."""
-    expected, got = log_probabilities(expected), log_probabilities(got)
-    return float((np.exp(expected) * (expected - got)).sum(axis=-1).mean())
-
-
-def test_int8_is_near_the_oracle(int8_llm: Any, goldens: list[Golden], weights_and_config: tuple[dict, dict]) -> None:
-    int8, float_ = LlamaOracle(*weights_and_config, quantization="int8"), LlamaOracle(*weights_and_config)
-    num_different = 0
+def test_int8_is_the_oracle(int8_llm: Any, goldens: list[Golden], weights_and_config: tuple[dict, dict]) -> None:
+    int8 = LlamaOracle(*weights_and_config, quantization="int8")
     for index in INT8_PROMPTS:
         prompt = goldens[index].prompt_token_ids
         token_ids = generate(int8_llm, [prompt], [NEW_TOKENS])[0]
         sequence = prompt + token_ids[:-1]
         expected = int8.logits(sequence)
-        got = int8_llm.engine.runner.logits_for(sequence)
-        assert np.median(row_errors(got, expected)) <= INT8_MAX_TYPICAL_ROW_ERROR, f"prompt {index}"
-        divergence, float_divergence = mean_divergence(expected, got), mean_divergence(expected, float_.logits(sequence))
-        assert divergence <= INT8_MAX_SHARE_OF_KL * float_divergence, (
-            f"prompt {index}: {divergence} nat, the float model {float_divergence}"
-        )
-        num_different += int((expected[len(prompt) - 1 :].argmax(axis=1) != token_ids).sum())
-    assert num_different <= INT8_MAX_DIFFERENT_TOKENS * NEW_TOKENS * len(INT8_PROMPTS)
+        errors = row_errors(int8_llm.engine.logits_for(sequence), expected)
+        assert np.median(errors) <= INT8_MAX_TYPICAL_ROW_ERROR, f"prompt {index}: {np.median(errors)}"
+        assert errors.max() <= INT8_MAX_ROW_ERROR, f"prompt {index}: {errors.max()}"
+        rows = expected[len(prompt) - 1 :]
+        behind = rows.max(axis=1) - rows[np.arange(len(rows)), token_ids]
+        assert behind.max() <= INT8_TIE_NATS, f"prompt {index}: a token {behind.max()} nat behind the oracle's"

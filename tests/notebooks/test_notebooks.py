@@ -1,0 +1,63 @@
+"""Notebooks: each is a .py and an .ipynb that say the same, and runs from its first cell to its last."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import matplotlib.image
+import nbformat
+import pytest
+
+from tests.notebooks.executing import execute, with_parameters
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+SMALL = {"01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 8, "CONCURRENCIES": (1, 8, 32)}}
+"""Parameters of each notebook that make it short."""
+
+
+def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str, list[str]]]:
+    return [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells]
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def test_every_notebook_is_a_pair() -> None:
+    assert [path.stem for path in SCRIPTS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
+    assert {path.stem for path in SCRIPTS} == set(SMALL)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_both_halves_say_the_same(script: Path) -> None:
+    assert cells(jupytext.read(script)) == cells(jupytext.read(script.with_suffix(".ipynb"))), "run `jupytext --sync notebooks/*.py`"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_no_outputs_are_kept(script: Path) -> None:
+    notebook = nbformat.read(script.with_suffix(".ipynb"), as_version=4)
+    nbformat.validate(notebook)
+    assert outputs(notebook) == []
+    assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+
+
+# Compiling its programs, which only the first run on a machine does, takes minutes on a slow one.
+@pytest.mark.timeout(900)
+async def test_quickstart_runs(smollm2_path: Path) -> None:
+    """Its own cells assert what must hold: seeds, KV blocks, no compiles. A cell that fails fails here."""
+    notebook = with_parameters(jupytext.read(FOLDER / "01_quickstart.ipynb"), SMALL["01_quickstart"])
+    await execute(notebook, folder=FOLDER, timeout_seconds=600)
+    text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
+    assert "The capital of France is Paris" in text
+    assert "32 answers" in text
+    images = [output.data["image/png"] for output in outputs(notebook) if "image/png" in output.get("data", {})]
+    assert len(images) == 1
+    pixels = matplotlib.image.imread(io.BytesIO(base64.b64decode(images[0])))
+    assert pixels.shape[0] > 100
+    assert pixels.shape[1] > 100
+    assert pixels[..., :3].std() > 0.01, "the plot is blank"
