@@ -16,7 +16,7 @@ setup: ## make .venv (does nothing the second time; EXTRAS=test,notebooks,cuda13
 run: setup ## ask SmolLM2-135M a question (PROMPT="...")
 	@echo "SmolLM2-135M-Instruct, weights quantized to int8 (--quantization int8), which is the fast form on a CPU"
 	@echo "> $(PROMPT)"
-	@$(BIN)/jaxinfer generate --model smollm2-135m --quantization int8 --chat --prompt "$(PROMPT)"
+	@$(BIN)/jaxinfer generate --model smollm2-135m --quantization int8 --max-num-seqs 8 --max-num-batched-tokens 64 --chat --prompt "$(PROMPT)"
 
 test: setup ## the tests that every change runs
 	$(BIN)/pytest -q

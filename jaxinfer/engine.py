@@ -64,7 +64,6 @@ class Engine:
         self._generations: dict[RequestId, _Generation] = {}
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._compile_counter = compile_counter
-        self._num_programs_at_start = compile_counter.num_programs
         self._is_stepping = False
 
     @classmethod
@@ -138,6 +137,7 @@ class Engine:
     def step(self) -> list[RequestDelta]:
         """Compute one step and return what it added to each request; empty when there is nothing to do."""
         started = time.monotonic()
+        num_programs = self._compile_counter.num_programs
         self._is_stepping = True
         try:
             output = self.scheduler.schedule()
@@ -154,6 +154,7 @@ class Engine:
             return deltas
         finally:
             self._is_stepping = False
+            self.counters.num_recompiles += self._compile_counter.num_programs - num_programs
             self.counters.last_step_time = time.monotonic()
 
     def snapshot(self) -> EngineSnapshot:
@@ -165,7 +166,7 @@ class Engine:
             num_kv_blocks_total=sum(pool.num_blocks for pool in scheduler.pools.pools),
             num_kv_blocks_free=sum(pool.num_free for pool in scheduler.pools.pools),
             num_preemptions=scheduler.num_preemptions,
-            num_recompiles=self._compile_counter.num_programs - self._num_programs_at_start,
+            num_recompiles=counters.num_recompiles,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_generation_tokens=counters.num_generation_tokens,
             num_steps=counters.num_steps,

@@ -155,7 +155,8 @@ class LLM:
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeElapsedColumn())
         left = len(outputs)
         num_tokens = 0
-        with Progress(*columns, disable=not show_progress, transient=True) as progress:
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not (show_progress and console.is_terminal), transient=True) as progress:
             bar = progress.add_task("", total=left, speed="")
             while left:
                 for delta in self.engine.step():

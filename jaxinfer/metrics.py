@@ -8,33 +8,25 @@ from dataclasses import dataclass, field
 import jax
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 @dataclass(slots=True)
 class CompileCounter:
-    """Programs that XLA compiled in this process since the counter was made, and the seconds they took.
+    """Programs that XLA compiled, or loaded from the persistent cache, in this process since the counter was made, and the seconds they took.
 
     jax has one list of listeners per process and no public way off it, so there is one counter: `compile_counter()`.
     """
 
     num_programs: int = 0
-    num_cache_hits: int = 0
     seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
-        """The event fires on hits of the persistent cache too: those are counted apart."""
+        """The event fires on hits of the persistent cache too: while serving neither should happen."""
         if event == _COMPILE_EVENT:
             with self._lock:
                 self.num_programs += 1
                 self.seconds += duration_secs
-
-    def on_event(self, event: str, **_: str | int) -> None:
-        """A program came from the persistent cache."""
-        if event == _CACHE_HIT_EVENT:
-            with self._lock:
-                self.num_cache_hits += 1
 
 
 _counter: list[CompileCounter] = []
@@ -47,7 +39,6 @@ def compile_counter() -> CompileCounter:
         if not _counter:
             counter = CompileCounter()
             jax.monitoring.register_event_duration_secs_listener(counter.on_duration)
-            jax.monitoring.register_event_listener(counter.on_event)
             _counter.append(counter)
         return _counter[0]
 
@@ -59,6 +50,8 @@ class EngineCounters:
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_recompiles: int = 0
+    """Programs that were compiled while a step ran; warm-up is meant to leave none."""
     finished_by_reason: dict[str, int] = field(default_factory=dict)
     scheduler_seconds: float = 0.0
     step_seconds: float = 0.0

@@ -182,8 +182,11 @@ class ModelRunner:
     def forward(self, output: SchedulerOutput, rows: Sequence[LogitRow]) -> Float32[Array, "M V"]:
         """The step without sampling: writes KV and gives the logits of `rows`, padding rows after them."""
         spec = self.buckets.bucket_for(output)
-        packed = self._put(build_forward_batch(output, rows, spec, self.shape))
-        self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
+        return self.run_packed(spec, build_forward_batch(output, rows, spec, self.shape))
+
+    def run_packed(self, spec: StepSpec, packed: np.ndarray) -> Float32[Array, "M V"]:
+        """Run the program of `spec` over a packed ForwardBatch."""
+        self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, self._put(packed))
         return logits
 
     def _launch_sampler(

@@ -53,7 +53,6 @@ class StartupTimings:
     compile_seconds: float
     total_seconds: float
     num_programs: int
-    num_cached_programs: int
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -100,7 +99,6 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         vocab_size=model_config.vocab_size,
         valid_vocab_size=tokenizer.vocab_size,
     )
-    cached_before = counter.num_cache_hits
     with ThreadPoolExecutor(max_workers=1) as pool:
         compiling = pool.submit(_timed, lambda: runner.compile(lambda done, total: on_progress("programs", done, total)))
         load = lambda: load_parameters(slots, checkpoint, mesh, quantization, lambda done, total: on_progress("weights", done, total))  # noqa: E731
@@ -135,7 +133,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         seed=config.seed,
     )
     total = time.monotonic() - started
-    return engine, StartupTimings(load_seconds, compile_seconds, total, num_programs, counter.num_cache_hits - cached_before)
+    return engine, StartupTimings(load_seconds, compile_seconds, total, num_programs)
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:

@@ -39,7 +39,7 @@ llm = LLM(
     max_model_len=512,  # prompt and answer together
 )
 startup = llm.startup
-print(f"ready in {startup.total_seconds:.1f} s: {startup.num_programs} programs, {startup.num_cached_programs} of them from the cache")
+print(f"ready in {startup.total_seconds:.1f} s, {startup.num_programs} programs")
 
 # %% [markdown]
 # ## Complete
@@ -84,10 +84,10 @@ print()
 # ## Look at probabilities
 #
 # With `logprobs=3` every position also lists its three most probable tokens. They are the model's own, before
-# temperature and penalties. A bar that fills the column is certainty.
+# temperature and penalties. Watch the model become sure: ten blocks are certainty.
 
 # %%
-looked_at = llm.generate("Two plus two is", SamplingParams(temperature=0.0, max_tokens=8, logprobs=3))[0].outputs[0]
+looked_at = llm.generate("The largest planet is", SamplingParams(temperature=0.0, max_tokens=8, logprobs=3))[0].outputs[0]
 
 
 # %%
@@ -105,21 +105,26 @@ Console(width=110, markup=False).print(table)
 # %% [markdown]
 # ## Many at once
 #
-# A list of prompts runs as one continuous batch: sequences join when there is room and leave when they end.
+# A list of conversations, or of prompts, runs as one continuous batch: sequences join when there is room and leave
+# when they end.
 
 # %%
-things = ["a river", "the moon", "bread", "a violin", "winter", "a lighthouse", "chess", "the number seven"]
-styles = ["A poem about", "A fact about", "The history of", "A joke about"]
-prompts = [f"{style} {thing}:" for thing in things for style in styles]
+things = ["rivers", "the moon", "bread", "violins", "winter", "lighthouses", "chess", "bees"]
+wishes = ["Write a short poem about", "Tell me a fact about", "Ask me a question about", "Explain to a child what is special about"]
+questions = [f"{wish} {thing}." for thing in things for wish in wishes]
 
 started = time.monotonic()
-outputs = llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95, seed=1, max_tokens=MAX_TOKENS))
+replies = llm.chat(
+    [[{"role": "user", "content": question}] for question in questions],
+    SamplingParams(temperature=0.7, top_p=0.95, seed=1, max_tokens=MAX_TOKENS),
+    show_progress=False,
+)
 elapsed_seconds = time.monotonic() - started
 
-num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-print(f"{len(outputs)} answers, {num_tokens} tokens in {elapsed_seconds:.1f} s")
-for output in outputs[:4]:
-    print(f"- {output.prompt} {' '.join(output.outputs[0].text.split())[:80]} ...")
+num_tokens = sum(len(reply.outputs[0].token_ids) for reply in replies)
+print(f"{len(replies)} answers, {num_tokens} tokens in {elapsed_seconds:.1f} s")
+for question, reply in list(zip(questions, replies, strict=True))[:4]:
+    print(f"- {question} {' '.join(reply.outputs[0].text.split())[:90]} ...")
 
 # %% [markdown]
 # ## The same seed, the same tokens, in any company
@@ -127,13 +132,13 @@ for output in outputs[:4]:
 # A request with a seed does not depend on what else runs: alone or among 31 others, it draws the same tokens.
 
 # %%
-seeded = SamplingParams(temperature=1.0, seed=42, max_tokens=MAX_TOKENS)
+seeded = SamplingParams(temperature=0.7, seed=42, max_tokens=MAX_TOKENS)
 alone = llm.generate("Once upon a time", seeded)[0].outputs[0]
-crowd = [SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS) for _ in range(31)]
-in_company = llm.generate([*prompts[:31], "Once upon a time"], [*crowd, seeded])[-1].outputs[0]
+crowd = [SamplingParams(temperature=0.7, max_tokens=MAX_TOKENS) for _ in range(31)]
+in_company = llm.generate([*questions[:31], "Once upon a time"], [*crowd, seeded], show_progress=False)[-1].outputs[0]
 
 assert alone.token_ids == in_company.token_ids
-print(alone.text)
+print("Once upon a time" + alone.text)
 
 # %% [markdown]
 # ## What batching is worth
@@ -146,7 +151,7 @@ measured = SamplingParams(temperature=0.0, max_tokens=MEASURED_TOKENS, ignore_eo
 tokens_per_second = []
 for concurrency in CONCURRENCIES:
     started = time.monotonic()
-    outputs = llm.generate(prompts[:concurrency], measured, show_progress=False)
+    outputs = llm.generate(questions[:concurrency], measured, show_progress=False)
     elapsed_seconds = time.monotonic() - started
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     tokens_per_second.append(num_tokens / elapsed_seconds)

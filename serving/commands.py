@@ -32,7 +32,7 @@ def _run_serve(args: argparse.Namespace) -> int:
 
         with StartupProgress(is_shown=True) as progress:
             engine, timings = build(engine_config, progress.update)
-        programs = f"{timings.num_programs} programs, {timings.num_cached_programs} of them cached"
+        programs = f"{timings.num_programs} programs"
         seconds = f"{timings.total_seconds:.1f} s: weights {timings.load_seconds:.1f}, compiling {timings.compile_seconds:.1f}"
         print(f"jaxinfer: loaded in {seconds} ({programs})", file=sys.stderr, flush=True)
         return engine

@@ -11,11 +11,16 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxinfer.checkpoints.cache_dir import cache_dir
 from tests.tiny_llama import write_tiny_llama
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Engines of different tests share most of their programs, and the next run shares all of them.
+jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled-tests"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +36,6 @@ def smollm2_path() -> Path:
 @pytest.fixture(scope="session")
 def compile_cache_dir() -> Path:
     """Compiled programs that outlive the test run, so that the next one only loads them."""
-    from jaxinfer.checkpoints.cache_dir import cache_dir
-
     return cache_dir() / "compiled-tests"
 
 

@@ -70,8 +70,7 @@ def startup_line(startup: StartupTimings) -> str:
     """What it took until the first request could be served."""
     return (
         f"start-up {_seconds(startup.total_seconds)} "
-        f"(load {_seconds(startup.load_seconds)}, compile {_seconds(startup.compile_seconds)} for {startup.num_programs} programs, "
-        f"{startup.num_cached_programs} of them from the cache)"
+        f"(load {_seconds(startup.load_seconds)}, compile {_seconds(startup.compile_seconds)} for {startup.num_programs} programs)"
     )
 
 

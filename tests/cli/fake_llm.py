@@ -27,7 +27,6 @@ class FakeStartup:
     compile_seconds: float = 2.0
     total_seconds: float = 3.5
     num_programs: int = 7
-    num_cached_programs: int = 5
 
 
 DESCRIPTION = EngineDescription(

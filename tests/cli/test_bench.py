@@ -1,13 +1,14 @@
-"""`jaxinfer bench` with a fake model and a fake clock."""
+"""`jaxinfer bench latency`, and what every measurement prints, with a fake model and a fake clock."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from jaxinfer.benchmarking import LatencyOptions, ThroughputOptions, measure_latency, measure_throughput, random_prompts, summarise
+from jaxinfer.benchmarking.latency import LatencyOptions, measure_latency, random_prompts, summarise
 from jaxinfer.cli.bench import print_figures
 from jaxinfer.cli.main import main
 from jaxinfer.errors import ConfigError
@@ -57,12 +58,6 @@ def test_latency_leaves_the_warmup_out() -> None:
     assert all(params.ignore_eos and params.is_greedy for params in llm.params)
 
 
-def test_throughput_counts_prompts_and_answers() -> None:
-    llm = TimedLLM([9.0, 4.0])
-    figures = measure_throughput(llm, ThroughputOptions(input_len=6, output_len=10, num_prompts=8), clock=lambda: llm.now)  # type: ignore[arg-type]
-    assert (figures["requests_per_second"], figures["output_tokens_per_second"], figures["total_tokens_per_second"]) == (2.0, 20.0, 32.0)
-
-
 def test_prompts_are_the_same_each_time_and_inside_the_vocabulary() -> None:
     prompts = random_prompts(7, 20, 30)
     assert prompts == random_prompts(7, 20, 30)
@@ -79,18 +74,45 @@ def test_wrong_options_are_named(wrong: dict[str, int]) -> None:
 
 
 def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    print_figures({"bench": "latency", "avg_latency": 0.12345678, "batch_size": 8})
+    figures = {"bench": "latency", "avg_latency": 0.12345678, "batch_size": 8, "engine": {"seed": 1}}
+    print_figures(figures)
     *table, last = capsys.readouterr().out.splitlines()
-    assert json.loads(last) == {"bench": "latency", "avg_latency": 0.12345678, "batch_size": 8}
+    assert json.loads(last) == figures
     assert [line.split() for line in table] == [["bench", "latency"], ["avg_latency", "0.1235"], ["batch_size", "8"]]
 
 
-@pytest.mark.parametrize("kind", ["latency", "throughput"])
-def test_the_command_ends_with_its_figures(fake_llm: FakeLLM, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", kind, "--input-len", "3", "--output-len", "2", "--max-num-seqs", "4"]) == 0
+def test_a_second_run_stands_beside_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    print_figures(
+        {"model": "m", "elapsed_seconds": 2.0, "kv_waste_percent": 3.5, "static": {"elapsed_seconds": 5.0, "kv_waste_percent": 4.5}}
+    )
+    *table, _ = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in table] == [
+        ["continuous", "static"],
+        ["model", "m"],
+        ["elapsed_seconds", "2.0000", "s", "5.0000", "s"],
+        ["kv_waste_percent", "3.5000", "%", "4.5000", "%"],
+    ]
+
+
+def test_the_command_ends_with_its_figures(fake_llm: FakeLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "figures.json"
+    assert main(["bench", "latency", "--input-len", "3", "--output-len", "2", "--max-num-seqs", "4", "--output", str(output)]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (figures["bench"], figures["model"], figures["input_len"], figures["output_len"]) == (kind, "fake", 3, 2)
+    assert (figures["bench"], figures["model"], figures["input_len"], figures["output_len"]) == ("latency", "fake", 3, 2)
     assert figures["output_tokens_per_second"] > 0
+    assert figures["engine"]["scheduler"]["max_num_seqs"] == 4
+    assert {"date", "machine", "versions"} <= set(figures)
+    assert json.loads(output.read_text()) == figures
     assert fake_llm.config is not None
     assert fake_llm.config.scheduler.max_num_seqs == 4
     assert fake_llm.is_closed
+
+
+@pytest.mark.parametrize("kind", ["latency", "throughput"])
+def test_an_output_that_cannot_be_is_told_before_loading(
+    fake_llm: FakeLLM, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for output in (tmp_path, tmp_path / "nowhere" / "figures.json"):
+        assert main(["bench", kind, "--output", str(output)]) == 1
+        assert f"--output must be a file in a folder that exists, got '{output}'" in capsys.readouterr().err
+    assert fake_llm.config is None

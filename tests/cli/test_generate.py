@@ -11,7 +11,7 @@ from jaxinfer.cli.main import main
 from jaxinfer.request import CompletionOutput, RequestDelta, RequestId
 from tests.cli.fake_llm import FakeLLM
 
-FIGURES = "start-up 3.50 s (load 1.00 s, compile 2.00 s for 7 programs, 5 of them from the cache)\n"
+FIGURES = "start-up 3.50 s (load 1.00 s, compile 2.00 s for 7 programs)\n"
 
 
 def test_a_prompt_streams_its_answer_and_figures_go_to_stderr(fake_llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-
-KERNEL_NAME = "this-interpreter"
+from traitlets import default
 
 
 class ThisInterpreter(KernelSpecManager):
@@ -21,6 +20,14 @@ class ThisInterpreter(KernelSpecManager):
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         return KernelSpec(argv=argv, language="python", display_name=kernel_name)
+
+
+class ThisInterpreterKernel(AsyncKernelManager):
+    """Given to nbclient as a class, not as an object: it shuts down only the kernels that it made itself."""
+
+    @default("kernel_spec_manager")
+    def _this_interpreter(self) -> KernelSpecManager:
+        return ThisInterpreter(parent=self)
 
 
 def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, Any]) -> nbformat.NotebookNode:
@@ -36,8 +43,11 @@ def with_parameters(notebook: nbformat.NotebookNode, parameters: Mapping[str, An
 
 async def execute(notebook: nbformat.NotebookNode, *, folder: Path, timeout_seconds: float) -> None:
     """Run every cell and fill in its outputs; raises CellExecutionError at the first cell that fails."""
-    manager = AsyncKernelManager(kernel_name=KERNEL_NAME, kernel_spec_manager=ThisInterpreter())
     client = NotebookClient(
-        notebook, km=manager, timeout=timeout_seconds, kernel_name=KERNEL_NAME, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        kernel_manager_class=ThisInterpreterKernel,
+        kernel_name="this-interpreter",
+        timeout=timeout_seconds,
+        resources={"metadata": {"path": str(folder)}},
     )
     await client.async_execute()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import jupytext
 import matplotlib.image
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 from tests.notebooks.executing import execute, with_parameters
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-SMALL = {"01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 8, "CONCURRENCIES": (1, 8, 32)}}
+SMALL = {"01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 4, "CONCURRENCIES": (1, 32)}}
 """Parameters of each notebook that make it short."""
 
 
@@ -46,12 +48,31 @@ def test_no_outputs_are_kept(script: Path) -> None:
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
 
 
+async def test_a_cell_that_fails_raises(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("number = 1\nassert number == 2")])
+    with pytest.raises(CellExecutionError, match="AssertionError"):
+        await execute(notebook, folder=tmp_path, timeout_seconds=60)
+
+
+async def test_parameters_are_replaced(tmp_path: Path) -> None:
+    given = nbformat.v4.new_code_cell("size = 1", metadata={"tags": ["parameters"]})
+    notebook = nbformat.v4.new_notebook(cells=[given, nbformat.v4.new_code_cell("import sys\nprint(size, sys.executable)")])
+    with pytest.raises(AssertionError, match="no such parameters"):
+        with_parameters(notebook, {"length": 2})
+    small = with_parameters(notebook, {"size": 2})
+    await execute(small, folder=tmp_path, timeout_seconds=60)
+    assert [output.text for output in outputs(small)] == [f"2 {sys.executable}\n"]
+    assert len(notebook.cells) == 2
+
+
 # Compiling its programs, which only the first run on a machine does, takes minutes on a slow one.
 @pytest.mark.timeout(900)
 async def test_quickstart_runs(smollm2_path: Path) -> None:
     """Its own cells assert what must hold: seeds, KV blocks, no compiles. A cell that fails fails here."""
     notebook = with_parameters(jupytext.read(FOLDER / "01_quickstart.ipynb"), SMALL["01_quickstart"])
     await execute(notebook, folder=FOLDER, timeout_seconds=600)
+    complaints = [output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stderr"]
+    assert complaints == [], "a reader would see warnings"
     text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
     assert "The capital of France is Paris" in text
     assert "32 answers" in text

@@ -1,7 +1,4 @@
-"""Measurements of a loaded model with synthetic prompts: latency of one batch, throughput of many requests.
-
-Prompts are random token ids and every answer has a fixed length, so that two runs do the same work.
-"""
+"""Latency of one batch. Prompts are random token ids and every answer has one length, so that two runs do the same work."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.config import option, option_name
-from jaxinfer.errors import ConfigError
+from jaxinfer.benchmarking.checks import check_at_least
+from jaxinfer.config import option
 from jaxinfer.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,27 +29,8 @@ class LatencyOptions:
     num_iters: int = option(10, "measured rounds")
 
     def __post_init__(self) -> None:
-        _check_positive(self, "input_len", "output_len", "batch_size", "num_iters")
-        if self.num_warmup < 0:
-            raise ConfigError(f"--num-warmup must be 0 or more, got {self.num_warmup}", option="--num-warmup")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions:
-    """Many requests, all there from the start."""
-
-    input_len: int = option(128, "tokens per prompt")
-    output_len: int = option(128, "tokens per answer")
-    num_prompts: int = option(64, "requests")
-
-    def __post_init__(self) -> None:
-        _check_positive(self, "input_len", "output_len", "num_prompts")
-
-
-def _check_positive(options: Any, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ConfigError(f"{option_name(name)} must be at least 1, got {getattr(options, name)}", option=option_name(name))
+        check_at_least(self, 1, "input_len", "output_len", "batch_size", "num_iters")
+        check_at_least(self, 0, "num_warmup")
 
 
 def summarise(seconds: Sequence[float]) -> dict[str, float]:
@@ -92,29 +70,4 @@ def measure_latency(llm: LLM, options: LatencyOptions, *, clock: Callable[[], fl
         **asdict(options),
         **figures,
         "output_tokens_per_second": options.batch_size * options.output_len / figures["avg_latency"],
-    }
-
-
-def measure_throughput(llm: LLM, options: ThroughputOptions, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
-    """Run all requests at once and count what came out.
-
-    Raises:
-        RequestError: when a prompt with its answer does not fit into the context.
-    """
-    prompts = random_prompts(llm.description.vocab_size, options.num_prompts, options.input_len)
-    params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
-    llm.generate(prompts[:1], params.replace(max_tokens=1), show_progress=False)  # the first request pays for what is lazy
-    started = clock()
-    outputs = llm.generate(prompts, params, show_progress=False)
-    elapsed_seconds = clock() - started
-    num_output_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
-    num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    return {
-        "bench": "throughput",
-        "model": llm.description.model_name,
-        **asdict(options),
-        "elapsed_seconds": elapsed_seconds,
-        "requests_per_second": len(outputs) / elapsed_seconds,
-        "total_tokens_per_second": (num_prompt_tokens + num_output_tokens) / elapsed_seconds,
-        "output_tokens_per_second": num_output_tokens / elapsed_seconds,
     }
