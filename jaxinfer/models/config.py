@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from jaxinfer import models
 from jaxinfer.errors import CheckpointError, UnsupportedModelError
 
 HARMLESS = frozenset(
@@ -102,4 +104,5 @@ def find(config: Mapping[str, Any], file: str) -> ModuleType:
             return importlib.import_module(f"jaxinfer.models.{model_type}")
         except ModuleNotFoundError:
             pass
-    raise UnsupportedModelError(f"{file}: model_type {model_type!r:.60} is not supported; there is: llama")
+    known = sorted(module.name for module in pkgutil.iter_modules(models.__path__) if module.name != "config")
+    raise UnsupportedModelError(f"{file}: model_type {model_type!r:.60} is not supported; there is: {', '.join(known)}")

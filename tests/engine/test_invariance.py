@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks of 512, 24 at once": {"max_num_seqs": 24, "max_num_batched_tokens": 512},
     "chunks of 16": {"max_num_seqs": 16, "max_num_batched_tokens": 16},
-    "chunks of 64, small pool": {"max_num_seqs": 24, "max_num_batched_tokens": 64, "num_kv_blocks": 40},
+    "chunks of 64, small pool": {"max_num_seqs": 24, "max_num_batched_tokens": 64, "block_size": 4, "num_kv_blocks": 120},
 }
 
 

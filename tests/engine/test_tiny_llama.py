@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused(tiny_llama: Path, smollm2_path: Path, tmp_
     with pytest.raises(CheckpointError, match=r"model.layers.2.*missing"):
         LLM(model=str(broken), **SMALL)
     (broken / "config.json").write_text(config.replace('"intermediate_size": 128', '"intermediate_size": 130'))
-    with pytest.raises(CheckpointError, match="config.json asks for"):
+    with pytest.raises(CheckpointError, match=r"config\.json asks for"):
         LLM(model=str(broken), **SMALL)
 
 

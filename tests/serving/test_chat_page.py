@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 from playwright.async_api import Page, async_playwright
 
+from tests.serving.chromium import chromium_path
 from tests.serving.conftest import Serve, Served
 from tests.serving.fake_engine import FakeEngine
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 MARKDOWN = "A **bold** `word` <img src=x onerror=alert(1)>\n\n```python\nprint(1)\n```\n"
 
@@ -21,10 +23,15 @@ async def server(serve: Serve) -> Served:
     return await serve(FakeEngine(step_seconds=0.004, max_model_len=4096))
 
 
+@pytest.fixture(scope="session")
+def browser_path() -> str | None:
+    return chromium_path()
+
+
 @pytest.fixture
-async def page(server: Served) -> AsyncIterator[Page]:
+async def page(server: Served, browser_path: str | None) -> AsyncIterator[Page]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(executable_path=browser_path, args=CHROMIUM_FLAGS)
         page = await browser.new_page(viewport={"width": 390, "height": 760})
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
