@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 import numbers
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NewType
-
-import numpy as np
 
 from jaxinfer.errors import RequestError
 
@@ -62,10 +61,13 @@ def _check_int(value: Any, param: str, low: int, high: int) -> None:
 
 
 def _check_float(value: Any, param: str, low: float, high: float, *, low_open: bool = False) -> None:
-    # Comparing an integer of any size with a float is exact; converting it would overflow.
-    is_number = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
-    inside = is_number and (low < value if low_open else low <= value) and value <= high  # NaN compares false
-    _require(bool(inside), param, value, f"a number {f'above {low:g} and up' if low_open else f'from {low:g}'} to {high:g}")
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    inside = (low < number if low_open else low <= number) and number <= high  # NaN compares false
+    _require(inside, param, value, f"a number {f'above {low:g} and up' if low_open else f'from {low:g}'} to {high:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

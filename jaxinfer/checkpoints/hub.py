@@ -23,13 +23,13 @@ def hub_folder(model: str) -> Path:
     Raises:
         ConfigError: the Hub cannot be reached and nothing is cached, or it does not have the model.
     """
-    import httpx
+    import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(FILES), ignore_patterns=["*/*"]))
-    except (OSError, httpx.HTTPError, HFValidationError) as error:
+    except (OSError, httpx2.HTTPError, HFValidationError) as error:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
             f"--model {model!r} is no file or folder here, and the Hugging Face Hub did not give it: {first_line}", option="--model"
