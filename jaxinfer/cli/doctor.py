@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         ("Versions", _versions(missing)),
         ("Machine", _machine()),
         ("Devices", _devices(missing)),
-        ("Kernels, fastest first", _kernels()),
+        ("Kernels chosen here", _kernels()),
         ("Caches", _caches()),
         ("Presets", _presets(missing)),
     ):
@@ -112,7 +112,11 @@ def _kernels() -> Iterator[tuple[str, str]]:
             continue
         operation = importlib.import_module(f"{found.name}.api").OPERATION
         assert isinstance(operation, Operation), f"{found.name}.api.OPERATION is a {type(operation).__name__}"
-        yield operation.name, ", ".join(operation.implementations)
+        bench = importlib.import_module(f"{found.name}.bench")
+        chosen, refusals = operation.choice(*bench.arguments(bench.SPECS[0]))
+        others = [name for name in operation.implementations if name != chosen]
+        after = f" (refused: {'; '.join(refusals)})" if refusals else f" (then {', '.join(others)})" if others else ""
+        yield operation.name, chosen + after
 
 
 def _caches() -> Iterator[tuple[str, str]]:

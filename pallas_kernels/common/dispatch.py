@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 _log = logging.getLogger("pallas_kernels")
 
 
@@ -42,13 +44,31 @@ class Operation:
             if implementation not in self.implementations:
                 raise ValueError(f"{self.name}: implementation must be one of {', '.join(self.implementations)}, got {implementation!r}")
             return self.implementations[implementation](*args, **kwargs)
-        refusals = []
+        name, refusals, result = self._first(*args, **kwargs)
+        _log_once(self.name, name, tuple(refusals))
+        return result
+
+    def choice(self, arrays: Mapping[str, Any], static: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """The implementation that a call with these keywords takes here, and why those before it do not; nothing is computed.
+
+        Raises:
+            UnsupportedByKernel: every implementation refused.
+        """
+        chosen: list[tuple[str, list[str]]] = []
+
+        def trace(traced: Mapping[str, Any]) -> Any:
+            name, refusals, result = self._first(**traced, **static)
+            chosen.append((name, refusals))
+            return result
+
+        jax.eval_shape(trace, dict(arrays))
+        return chosen[-1]
+
+    def _first(self, *args: Any, **kwargs: Any) -> tuple[str, list[str], Any]:
+        refusals: list[str] = []
         for name, run in self.implementations.items():
             try:
-                result = run(*args, **kwargs)
+                return name, refusals, run(*args, **kwargs)
             except UnsupportedByKernel as refusal:
                 refusals.append(f"{name}: {refusal.reason}")
-                continue
-            _log_once(self.name, name, tuple(refusals))
-            return result
         raise UnsupportedByKernel(f"{self.name}: no implementation runs here: {'; '.join(refusals)}")

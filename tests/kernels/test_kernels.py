@@ -162,3 +162,13 @@ def test_row_error_sees_a_single_bad_row() -> None:
     assert row_error(actual, expected) == pytest.approx(1.0)
     actual[5, 2] = np.nan
     assert row_error(actual, expected) == np.inf
+
+
+def test_choice_names_what_a_call_would_take() -> None:
+    """Found by tracing, so a refusal that depends on the arguments is seen."""
+
+    def refuses(*, x: Any, factor: int) -> Any:
+        raise UnsupportedByKernel(f"no factor {factor}")
+
+    operation = Operation(name="scaled", implementations={"fast": refuses, "slow": lambda *, x, factor: x * factor})
+    assert operation.choice({"x": jnp.ones(3)}, {"factor": 2}) == ("slow", ["fast: no factor 2"])
