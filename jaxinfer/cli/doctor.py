@@ -113,7 +113,11 @@ def _kernels() -> Iterator[tuple[str, str]]:
         operation = importlib.import_module(f"{found.name}.api").OPERATION
         assert isinstance(operation, Operation), f"{found.name}.api.OPERATION is a {type(operation).__name__}"
         bench = importlib.import_module(f"{found.name}.bench")
-        chosen, refusals = operation.choice(*bench.arguments(bench.SPECS[0]))
+        try:
+            chosen, refusals = operation.choice(*bench.arguments(bench.SPECS[0]))
+        except RuntimeError:  # no backend starts, which the section on devices tells
+            yield operation.name, f"of {', '.join(operation.implementations)}: unknown without a device"
+            continue
         others = [name for name in operation.implementations if name != chosen]
         after = f" (refused: {'; '.join(refusals)})" if refusals else f" (then {', '.join(others)})" if others else ""
         yield operation.name, chosen + after
