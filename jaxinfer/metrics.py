@@ -12,13 +12,12 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 @dataclass(slots=True)
 class CompileCounter:
-    """Programs that XLA compiled, or loaded from the persistent cache, in this process since the counter was made, and the seconds they took.
+    """Programs that XLA compiled, or loaded from the persistent cache, in this process since the counter was made.
 
     jax has one list of listeners per process and no public way off it, so there is one counter: `compile_counter()`.
     """
 
     num_programs: int = 0
-    seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
@@ -26,7 +25,6 @@ class CompileCounter:
         if event == _COMPILE_EVENT:
             with self._lock:
                 self.num_programs += 1
-                self.seconds += duration_secs
 
 
 _counter: list[CompileCounter] = []

@@ -59,11 +59,6 @@ def spec(*axes: str | None) -> PartitionSpec:
     return PartitionSpec(*(RULES[axis] if axis is not None else None for axis in axes))
 
 
-def sharding(mesh: Mesh, partition: PartitionSpec) -> NamedSharding:
-    """On `mesh`, in its default memory."""
-    return NamedSharding(mesh, partition)
-
-
 def put(mesh: Mesh, value: Any, partition: Any) -> Any:
     """Place a host array, or a pytree of them with a matching pytree of specs, onto the mesh."""
     return jax.tree.map(lambda array, part: jax.device_put(array, NamedSharding(mesh, part)), value, partition)
