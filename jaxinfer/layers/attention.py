@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,51 +16,140 @@ from jaxinfer import sharding
 from jaxinfer.forward_batch import ForwardBatch
 from jaxinfer.kv.cache import LayerKV
 from jaxinfer.layers.linear import ColumnLinear, RowLinear
+from jaxinfer.layers.norm import NormStyle, RMSNorm
 from jaxinfer.layers.rope import rotate
+from jaxinfer.layers.weights import Source, WeightSpec, param
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.write_kv import write_kv
 
 
-class Attention(nnx.Module):
-    """Grouped-query attention (arXiv:2305.13245) with fused projections, heads on the tensor axis."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """What a layer's attention computes.
 
-    def __init__(self, name: str, *, size: int, num_heads: int, num_kv_heads: int, head_dim: int, group: int, mesh: Mesh, dtype: jnp.dtype):
-        sizes = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
-        sources = (f"{name}.q_proj.weight", f"{name}.k_proj.weight", f"{name}.v_proj.weight")
-        self.qkv = ColumnLinear(sources, sizes, size, axis="heads", mesh=mesh, dtype=dtype)
-        self.out = RowLinear(f"{name}.o_proj.weight", size, sizes[0], axis="heads", mesh=mesh, dtype=dtype)
-        self.head_dim = head_dim
-        self.group = group
+    Attributes:
+        scale: what scores are multiplied by, usually head_dim ** -0.5.
+        group: the layer's KV group.
+        rope: which of the model's rotations; None: positions come in elsewhere.
+        window: a token sees this many last ones, itself included.
+        soft_cap: scores become soft_cap * tanh(scores / soft_cap).
+        qk_norm: RMSNorm of queries and keys before they are rotated, of each head or of all heads at once.
+        norm_style, norm_eps: of that norm.
+    """
+
+    size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    group: int = 0
+    rope: int | None = 0
+    window: int | None = None
+    soft_cap: float | None = None
+    qk_norm: Literal["head", "all"] | None = None
+    norm_style: NormStyle = "llama"
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionWeights:
+    """Where the weights come from; `qkv` are queries, keys and values. What a model does not have is left out."""
+
+    qkv: tuple[Source | str, ...]
+    out: Source | str
+    qkv_bias: tuple[Source | str, ...] = ()
+    out_bias: Source | str | None = None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    sinks: str | None = None
+
+
+def attention_weights(
+    name: str, *, has_qkv_bias: bool = False, has_out_bias: bool = False, has_qk_norm: bool = False, has_sinks: bool = False
+) -> AttentionWeights:
+    """Hugging Face's usual names, under `name`."""
+    return AttentionWeights(
+        qkv=tuple(f"{name}.{part}_proj.weight" for part in "qkv"),
+        out=f"{name}.o_proj.weight",
+        qkv_bias=tuple(f"{name}.{part}_proj.bias" for part in "qkv") if has_qkv_bias else (),
+        out_bias=f"{name}.o_proj.bias" if has_out_bias else None,
+        q_norm=f"{name}.q_norm.weight" if has_qk_norm else None,
+        k_norm=f"{name}.k_norm.weight" if has_qk_norm else None,
+        sinks=f"{name}.sinks" if has_sinks else None,
+    )
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (arXiv:2305.13245) with fused projections, heads on the tensor axis.
+
+    Nothing that differs between layers of one kind is kept: they must compare equal, for they are traced once.
+    """
+
+    def __init__(self, spec: AttentionSpec, weights: AttentionWeights, *, mesh: Mesh, dtype: jnp.dtype):
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        sizes = (q_size, kv_size, kv_size)
+        self.qkv = ColumnLinear(weights.qkv, sizes, spec.size, axis="heads", mesh=mesh, dtype=dtype, biases=weights.qkv_bias)
+        self.out = RowLinear(weights.out, spec.size, q_size, axis="heads", mesh=mesh, dtype=dtype, bias=weights.out_bias)
+        if spec.qk_norm is not None:
+            assert weights.q_norm is not None and weights.k_norm is not None
+            is_per_head = spec.qk_norm == "head"
+            norm = partial(RMSNorm, eps=spec.norm_eps, dtype=dtype, style=spec.norm_style, axis=None if is_per_head else "heads")
+            self.q_norm = norm(weights.q_norm, spec.head_dim if is_per_head else q_size)
+            self.k_norm = norm(weights.k_norm, spec.head_dim if is_per_head else kv_size)
+        self.has_sinks = weights.sinks is not None
+        if weights.sinks is not None:
+            self.sinks = param(WeightSpec((weights.sinks,), (spec.num_heads,), ("heads",)), dtype)
+        self.spec = spec
         self.mesh = mesh
 
     def __call__(
-        self, x: Float[Array, "T E"], rotation: Float32[Array, "T D"], kv: LayerKV, batch: ForwardBatch
+        self, x: Float[Array, "T E"], rotation: Float32[Array, "R T D"] | None, kv: LayerKV, batch: ForwardBatch
     ) -> tuple[Float[Array, "T E"], LayerKV]:
         """Write the batch's keys and values, then attend; the cache that goes in is donated."""
-        q, k, v = (part.reshape(x.shape[0], -1, self.head_dim) for part in self.qkv.split(self.qkv(x)))
-        heads, pool, everywhere = sharding.spec(None, "heads", None), sharding.spec("kv_heads", None, None, None), PartitionSpec()
+        q, k, v = self.qkv.split(self.qkv(x))
+        if self.spec.qk_norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.reshape(x.shape[0], -1, self.spec.head_dim) for part in (q, k, v))
+        if self.spec.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.spec.rope is not None:
+            assert rotation is not None
+            q, k = rotate(q, rotation[self.spec.rope]), rotate(k, rotation[self.spec.rope])
+        sinks = self.sinks.get_value().astype(jnp.float32) if self.has_sinks else None
+        rows = (batch.slot_mapping[self.spec.group], batch.block_tables[self.spec.group], batch.query_start_loc, batch.context_lens)
+        heads, pools = sharding.spec(None, "heads", None), _specs(kv)
         attend = jax.shard_map(
-            partial(_write_and_attend, scale=self.head_dim**-0.5),
+            partial(_write_and_attend, scale=self.spec.scale, window=self.spec.window, soft_cap=self.spec.soft_cap),
             mesh=self.mesh,
-            in_specs=(heads, heads, heads, pool, pool, *[everywhere] * 4),
-            out_specs=(heads, pool, pool),
+            in_specs=(heads, heads, heads, pools, sharding.spec("heads"), *[PartitionSpec()] * 4),
+            out_specs=(heads, pools),
             check_vma=False,  # the attention loop's carry starts equal on all devices and varies later
         )
-        attended, keys, values = attend(
-            rotate(q, rotation),
-            rotate(k, rotation),
-            v,
-            kv.keys,
-            kv.values,
-            batch.slot_mapping[self.group],
-            batch.block_tables[self.group],
-            batch.query_start_loc,
-            batch.context_lens,
-        )
-        return self.out(attended.reshape(x.shape[0], -1)), LayerKV(keys, values)
+        attended, kv = attend(q, k, v, kv, sinks, *rows)
+        return self.out(attended.reshape(x.shape[0], -1)), kv
 
 
-def _write_and_attend(q, k, v, keys, values, slot_mapping, block_tables, query_start_loc, context_lens, *, scale):
-    keys = write_kv(keys, k, slot_mapping)
-    values = write_kv(values, v, slot_mapping)
-    return paged_attention(q, keys, values, block_tables, query_start_loc, context_lens, scale=scale), keys, values
+def _specs(kv: LayerKV) -> LayerKV:
+    """How a layer's cache lies on the mesh: KV heads on the tensor axis."""
+    pool, scales = sharding.spec("kv_heads", None, None, None), sharding.spec("kv_heads", None, None)
+    return LayerKV(pool, pool, None if kv.key_scales is None else scales, None if kv.value_scales is None else scales)
+
+
+def _write_and_attend(q, k, v, kv, sinks, slot_mapping, block_tables, query_start_loc, context_lens, *, scale, window, soft_cap):
+    keys, key_scales = write_kv(kv.keys, k, slot_mapping, kv.key_scales)
+    values, value_scales = write_kv(kv.values, v, slot_mapping, kv.value_scales)
+    attended = paged_attention(
+        q,
+        keys,
+        values,
+        block_tables,
+        query_start_loc,
+        context_lens,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        k_scales=key_scales,
+        v_scales=value_scales,
+    )
+    return attended, LayerKV(keys, values, key_scales, value_scales)

@@ -22,6 +22,8 @@ COMPILERS = ("g++", "clang++")
 # No -ffast-math: results must not depend on what surrounds a loop, and linking with it changes the process's rounding of
 # denormals. The sources spell their vectors out.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
+HEADERS = Path(__file__).parent
+"""Where the headers are that the sources share."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -45,7 +47,8 @@ def _build(source: Path) -> Path:
     if compiler is None:
         raise UnsupportedByKernel(f"no C++ compiler found ({', '.join(COMPILERS)})")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (source.read_text(), version, " ".join(FLAGS), jaxlib.__version__, platform.machine(), _cpu_features())
+    headers = [header.read_text() for folder in (HEADERS, source.parent) for header in sorted(folder.glob("*.h"))]
+    parts = (source.read_text(), *headers, version, " ".join(FLAGS), jaxlib.__version__, platform.machine(), _cpu_features())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     library = Path(user_cache_dir("pallas_kernels")) / f"{source.parent.name}-{digest}.so"
     if library.exists():
@@ -59,7 +62,7 @@ def _build(source: Path) -> Path:
     # Another process may build the same file: each writes its own and the rename decides.
     handle, unfinished = tempfile.mkstemp(suffix=".tmp", dir=folder)
     os.close(handle)
-    command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", str(source), "-o", unfinished]
+    command = [compiler, *FLAGS, f"-I{HEADERS}", f"-I{jax.ffi.include_dir()}", str(source), "-o", unfinished]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode != 0:
         os.unlink(unfinished)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int8
 
-MAX_INT8 = 127.0
+from pallas_kernels.common.int8 import round_steps, vector_scales
+
 RESIDUAL_STEPS = 254.0
 """Steps of the second term in one step of the first: its half step of rounding error becomes the full int8 range."""
 
@@ -16,13 +17,12 @@ def quantize_rows(x: Float[Array, "M K"], num_terms: int) -> tuple[Int8[Array, "
     With one term x ~ q[0] * scale, with two x ~ (q[0] + q[1] / RESIDUAL_STEPS) * scale.
     """
     x = x.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(x), axis=-1)
-    scale = jnp.where(largest > 0, largest / MAX_INT8, 1.0)
+    scale = vector_scales(x)
     steps = x / scale[:, None]
-    first = jnp.clip(jnp.round(steps), -MAX_INT8, MAX_INT8)
+    first = round_steps(steps)
     terms = [first]
     if num_terms == 2:
-        terms.append(jnp.clip(jnp.round((steps - first) * RESIDUAL_STEPS), -MAX_INT8, MAX_INT8))
+        terms.append(round_steps((steps - first) * RESIDUAL_STEPS))
     return jnp.stack(terms).astype(jnp.int8), scale
 
 

@@ -1,252 +1,205 @@
 // Paged attention on a CPU, as an XLA FFI target. See native.py for the contract.
 //
-// One unit of work is a tile of queries of one row and one KV head. Keys are read where they lie in their blocks, once per
-// tile, in tiles of 64 with a running maximum and sum. Every query does the same operations in the same order whatever its
-// tile, its batch and the thread: a result has the same bits in any company.
+// One unit of work is a tile of queries of one row and some query heads of one KV head. Keys are read where they lie in their
+// blocks, once per unit, in tiles of 64 with a running maximum and sum. Parts of 1024 keys are worked off one by one and merged
+// in order, by one thread or by several. So every query head does the same operations in the same order whatever its unit, its
+// batch and the threads: a result has the same bits in any company.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "parallel_for.h"
+#include "tile.h"
+#include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
+using namespace pallas_kernels;
 
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kTileKeys = 64;
-constexpr int kTileQueries = 16;
-constexpr float kMasked = -1e30f;
+constexpr int32_t kMaxTileQueries = 16;
+// Floats of unfinished output that a unit may hold: they stay in a core's own cache.
+constexpr int64_t kUnitFloats = 32768;
+// Rows of a unit from which on it pays to turn a narrow tile of keys into floats once.
+constexpr int64_t kMinRowsToWiden = 3;
+// Heads that stay together though threads lack work: each piece of a group reads all keys again.
+constexpr int32_t kMinHeads = 4;
 
-typedef float Vec __attribute__((vector_size(64), aligned(4)));
-typedef int32_t IntVec __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t HalfVec __attribute__((vector_size(32), aligned(2)));
-typedef uint32_t WideVec __attribute__((vector_size(64), aligned(4)));
+using TileKernel = void (*)(const Shapes&, const Unit&, const Queries&, const Tile<float>&, Progress&);
 
-inline Vec Splat(float x) { return Vec{} + x; }
-
-inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-
-// bfloat16 is the upper half of a float32.
-inline Vec Load(const uint16_t* p) {
-  WideVec wide = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), WideVec) << 16;
-  Vec out;
-  std::memcpy(&out, &wide, sizeof out);
-  return out;
+// Every kernel gives the same bits as the last one.
+TileKernel PickTileKernel(const Shapes& s) {
+  switch (s.key_dim == s.value_dim ? s.key_dim : 0) {
+    case 16: return AttendTile<float, 1>;
+    case 32: return AttendTile<float, 2>;
+    case 64: return AttendTile<float, 4>;
+    case 80: return AttendTile<float, 5>;
+    case 96: return AttendTile<float, 6>;
+    case 128: return AttendTile<float, 8>;
+    case 256: return AttendTile<float, 16>;
+    default: return AttendTile<float, 0>;
+  }
 }
 
-typedef float Vec8 __attribute__((vector_size(32)));
-typedef float Vec4 __attribute__((vector_size(16)));
-
-// A fixed tree, so that the order of the sum is the same everywhere.
-inline float Sum(Vec v) {
-  Vec8 eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-  Vec4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-  Vec4 two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
-  return two[0] + two[1];
-}
-
-inline float Max(Vec v) {
-  Vec other = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
-  v = v > other ? v : other;
-  float lane[8];
-  std::memcpy(lane, &v, sizeof lane);
-  for (int width = 4; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = std::max(lane[i], lane[i + width]);
-  return lane[0];
-}
-
-// exp for x <= 0: 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (coefficients of Cephes expf); below -87 it is 0.
-inline Vec Exp(Vec x) {
-  IntVec is_tiny = x < Splat(-87.0f);
-  x = is_tiny ? Splat(-87.0f) : x;
-  IntVec n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, IntVec);
-  Vec whole = __builtin_convertvector(n, Vec);
-  Vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec y = Splat(1.9875691500e-4f);
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  IntVec bits = (n + 127) << 23;
-  Vec power;
-  std::memcpy(&power, &bits, sizeof power);
-  y = y * power;
-  return is_tiny ? Splat(0.0f) : y;
-}
-
-// Runs unit(0..count-1) on the pool and on this thread; returns when all are done. Tasks that start late find nothing
-// left and touch only the shared counter, so that this never waits for a thread that is waiting itself.
-template <typename Unit>
-void ParallelFor(ffi::ThreadPool& pool, int64_t count, int64_t num_threads, const Unit& unit) {
-  struct Shared {
-    std::atomic<int64_t> next{0};
-    std::atomic<int64_t> done{0};
-  };
-  auto shared = std::make_shared<Shared>();
-  const Unit* work = &unit;
-  const auto run = [shared, count, work] {
-    for (int64_t i; (i = shared->next.fetch_add(1)) < count;) {
-      (*work)(i);
-      shared->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  const int64_t helpers = std::min<int64_t>(num_threads, count) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
-  run();
-  while (shared->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
-}
-
-struct Shapes {
-  int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size, table_width, window;
-  float scale;
-};
-
-struct Unit {
-  int32_t row, kv_head, first_query, num_queries;
-};
-
-// The largest head dim this file is compiled for, in vectors.
-constexpr int kMaxVecs = 16;
-
-template <typename T, int kVecs>
-void Attend(const Shapes& s, const Unit& unit, const float* q, const T* k, const T* v, const int32_t* table, int64_t query_start,
-            int64_t num_keys_before, float* out) {
-  const int64_t group = s.num_heads / s.num_kv_heads;
-  const int64_t num_rows = unit.num_queries * group;
-  const int64_t pool = s.num_blocks * s.block_size * s.head_dim * unit.kv_head;
-  std::vector<Vec> weighted(num_rows * kVecs, Vec{});
-  std::vector<float> highest(num_rows, kMasked), total(num_rows, 0.0f);
-  const int64_t first_end = num_keys_before + unit.first_query + 1;
-  const int64_t last_end = first_end + unit.num_queries - 1;
-  const int64_t first_key = std::max<int64_t>(0, first_end - s.window) / kTileKeys * kTileKeys;
-  for (int64_t tile = first_key; tile < last_end; tile += kTileKeys) {
-    const int64_t tile_end = std::min<int64_t>(tile + kTileKeys, last_end);
-    const T* key_at[kTileKeys];
-    const T* value_at[kTileKeys];
-    for (int64_t key = tile; key < tile_end; ++key) {
-      const int64_t slot = int64_t{table[key / s.block_size]} * s.block_size + key % s.block_size;
-      key_at[key - tile] = k + pool + slot * s.head_dim;
-      value_at[key - tile] = v + pool + slot * s.head_dim;
-    }
-    for (int64_t row = 0; row < num_rows; ++row) {
-      const int64_t end = std::min<int64_t>(first_end + row / group, tile_end);
-      const int64_t begin = std::max<int64_t>(tile, first_end + row / group - s.window);
-      if (begin >= end) continue;
-      const float* query = q + ((query_start + unit.first_query + row / group) * s.num_heads + unit.kv_head * group + row % group) * s.head_dim;
-      Vec query_vecs[kVecs];
-      for (int i = 0; i < kVecs; ++i) query_vecs[i] = Load(query + i * kLanes);
-      alignas(64) float scores[kTileKeys];
-      for (int i = 0; i < kTileKeys; ++i) scores[i] = kMasked;
-      for (int64_t key = begin - tile; key < end - tile; ++key) {
-        Vec sum = query_vecs[0] * Load(key_at[key]);
-        for (int i = 1; i < kVecs; ++i) sum += query_vecs[i] * Load(key_at[key] + i * kLanes);
-        scores[key] = Sum(sum) * s.scale;
-      }
-      Vec top = Load(scores);
-      for (int i = 1; i < kTileKeys / kLanes; ++i) {
-        Vec next = Load(scores + i * kLanes);
-        top = top > next ? top : next;
-      }
-      const float new_highest = std::max(highest[row], Max(top));
-      Vec keep_vec = Exp(Splat(highest[row] - new_highest));
-      const float keep = keep_vec[0];
-      Vec tile_total = Vec{};
-      alignas(64) float weights[kTileKeys];
-      for (int i = 0; i < kTileKeys / kLanes; ++i) {
-        Vec score = Load(scores + i * kLanes);
-        Vec weight = Exp(score - new_highest);
-        tile_total += weight;
-        std::memcpy(weights + i * kLanes, &weight, sizeof weight);
-      }
-      highest[row] = new_highest;
-      total[row] = total[row] * keep + Sum(tile_total);
-      Vec acc[kVecs];
-      for (int i = 0; i < kVecs; ++i) acc[i] = weighted[row * kVecs + i] * keep;
-      for (int64_t key = begin - tile; key < end - tile; ++key)
-        for (int i = 0; i < kVecs; ++i) acc[i] += weights[key] * Load(value_at[key] + i * kLanes);
-      for (int i = 0; i < kVecs; ++i) weighted[row * kVecs + i] = acc[i];
+// The rows of a unit, which are its queries times its heads, over one part of their keys.
+template <typename T>
+Progress AttendPart(const Shapes& s, const Unit& unit, const Pools<T>& pools, const Queries& queries, int64_t part, TileKernel attend_tile) {
+  const int64_t num_rows = int64_t{unit.num_queries} * unit.num_heads;
+  const bool is_widened = !std::is_same_v<T, float> && num_rows >= kMinRowsToWiden;
+  std::vector<float> room(is_widened ? kTileKeys * (s.key_dim + s.value_dim) : 0);
+  Progress progress{std::vector<Vec>(num_rows * (s.value_dim / kLanes), Vec{}), std::vector<float>(num_rows, kMasked),
+                    std::vector<float>(num_rows, 0.0f)};
+  const int64_t first_key = std::max(queries.first_key(s, unit), part * kPartKeys);
+  const int64_t last_end = std::min(queries.first_end(unit) + unit.num_queries - 1, (part + 1) * kPartKeys);
+  Tile<T> tile;
+  Tile<float> wide;
+  for (int64_t start = first_key / kTileKeys * kTileKeys; start < last_end; start += kTileKeys) {
+    FindTile(s, pools, queries.table, unit.kv_head, start, std::max(first_key, start), std::min(start + kTileKeys, last_end), tile);
+    if constexpr (std::is_same_v<T, float>) {
+      attend_tile(s, unit, queries, tile, progress);
+    } else if (is_widened) {
+      WidenTile(s, tile, pools.keys == pools.values, room.data(), wide);
+      attend_tile(s, unit, queries, wide, progress);
+    } else {
+      AttendTile<T, 0>(s, unit, queries, tile, progress);
     }
   }
+  return progress;
+}
+
+// What came before and a later part. Where a row saw nothing of one of them, it keeps the bits of the other.
+void Merge(Progress& progress, const Progress& part) {
+  const int64_t num_rows = progress.total.size(), num_vecs = progress.weighted.size() / num_rows;
   for (int64_t row = 0; row < num_rows; ++row) {
-    float* target = out + ((query_start + unit.first_query + row / group) * s.num_heads + unit.kv_head * group + row % group) * s.head_dim;
-    for (int i = 0; i < kVecs; ++i) {
-      Vec result = weighted[row * kVecs + i] / total[row];
-      std::memcpy(target + i * kLanes, &result, sizeof result);
+    const float highest = std::max(progress.highest[row], part.highest[row]);
+    const float keep = Exp(Splat(progress.highest[row] - highest))[0], add = Exp(Splat(part.highest[row] - highest))[0];
+    progress.highest[row] = highest;
+    progress.total[row] = progress.total[row] * keep + part.total[row] * add;
+    for (int64_t i = row * num_vecs; i < (row + 1) * num_vecs; ++i)
+      progress.weighted[i] = progress.weighted[i] * keep + part.weighted[i] * add;
+  }
+}
+
+void Finish(const Shapes& s, const Unit& unit, const Queries& queries, const Progress& progress) {
+  const int64_t num_rows = progress.total.size(), num_vecs = s.value_dim / kLanes;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float keep = 1.0f, total = progress.total[row];
+    if (queries.sinks != nullptr) {
+      const float sink = queries.sinks[unit.first_head + row % unit.num_heads], highest = std::max(progress.highest[row], sink);
+      keep = Exp(Splat(progress.highest[row] - highest))[0];
+      total = total * keep + Exp(Splat(sink - highest))[0];
     }
+    float* out = queries.out + PlaceOf(s, unit, queries, row) * s.value_dim;
+    for (int64_t i = 0; i < num_vecs; ++i) Store(out + i * kLanes, progress.weighted[row * num_vecs + i] * keep / total);
   }
 }
 
-template <typename T>
-using Kernel = void (*)(const Shapes&, const Unit&, const float*, const T*, const T*, const int32_t*, int64_t, int64_t, float*);
+std::vector<Unit> Units(const Shapes& s, const int32_t* starts, int64_t num_rows, int64_t num_threads) {
+  const int32_t group = s.num_heads / s.num_kv_heads;
+  const int32_t max_heads = std::max<int64_t>(kMaxTileQueries, kUnitFloats / s.value_dim);
+  const int32_t tile_queries = std::clamp(max_heads / group, 1, kMaxTileQueries);
+  int64_t num_whole = 0;
+  for (int64_t row = 0; row < num_rows; ++row) num_whole += (starts[row + 1] - starts[row] + tile_queries - 1) / tile_queries * s.num_kv_heads;
+  const int32_t num_pieces = num_whole ? (num_threads + num_whole - 1) / num_whole : 1;
+  const int32_t heads = std::min({max_heads, group, std::max(kMinHeads, (group + num_pieces - 1) / num_pieces)});
+  std::vector<Unit> units;
+  for (int32_t row = 0; row < num_rows; ++row)
+    for (int32_t first = 0, count = starts[row + 1] - starts[row]; first < count; first += tile_queries)
+      for (int32_t kv_head = 0; kv_head < s.num_kv_heads; ++kv_head)
+        for (int32_t head = 0; head < group; head += heads)
+          units.push_back({row, kv_head, first, std::min(tile_queries, count - first), kv_head * group + head, std::min(heads, group - head)});
+  return units;
+}
 
-template <typename T>
-Kernel<T> PickKernel(int64_t head_dim) {
-  switch (head_dim) {
-    case 16: return Attend<T, 1>;
-    case 32: return Attend<T, 2>;
-    case 64: return Attend<T, 4>;
-    case 80: return Attend<T, 5>;
-    case 96: return Attend<T, 6>;
-    case 128: return Attend<T, 8>;
-    case 256: return Attend<T, 16>;
-    default: return nullptr;
+// Whole units where there are enough of them, else their parts: few rows with long contexts keep all threads busy too.
+template <typename QueriesOf, typename PartOf>
+void Run(ffi::ThreadPool& pool, const Shapes& s, const std::vector<Unit>& units, const QueriesOf& queries_of, const PartOf& part_of) {
+  const int64_t num_threads = std::max<int64_t>(1, pool.num_threads()), num_units = units.size();
+  std::vector<std::pair<int64_t, int64_t>> tasks;  // unit, part
+  if (num_units < 2 * num_threads)
+    for (int64_t index = 0; index < num_units; ++index)
+      for (int64_t part = 0; part < queries_of(units[index]).num_parts(s, units[index]); ++part) tasks.push_back({index, part});
+  if (tasks.size() <= num_units) {
+    ParallelFor(pool, num_units, num_threads, [&](int64_t index) {
+      const Queries queries = queries_of(units[index]);
+      Progress progress = part_of(units[index], queries, 0);
+      for (int64_t part = 1; part < queries.num_parts(s, units[index]); ++part) Merge(progress, part_of(units[index], queries, part));
+      Finish(s, units[index], queries, progress);
+    });
+    return;
+  }
+  std::vector<Progress> parts(tasks.size());
+  ParallelFor(pool, tasks.size(), num_threads, [&](int64_t index) {
+    const Unit& unit = units[tasks[index].first];
+    parts[index] = part_of(unit, queries_of(unit), tasks[index].second);
+  });
+  for (size_t index = 0, first = 0; index < tasks.size(); ++index) {
+    if (index > first) Merge(parts[first], parts[index]);
+    if (index + 1 < tasks.size() && tasks[index + 1].first == tasks[first].first) continue;
+    const Unit& unit = units[tasks[first].first];
+    Finish(s, unit, queries_of(unit), parts[first]);
+    first = index + 1;
   }
 }
+
+using Floats = ffi::Buffer<ffi::F32>;
+using Ints = ffi::Buffer<ffi::S32>;
+
+const float* DataOrNull(Floats& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
 
 template <ffi::DataType kType, typename T>
-ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<kType> k, ffi::Buffer<kType> v,
-                          ffi::Buffer<ffi::S32> tables, ffi::Buffer<ffi::S32> query_start_loc, ffi::Buffer<ffi::S32> context_lens,
-                          ffi::ResultBuffer<ffi::F32> out, float scale, int64_t window) {
+ffi::Error PagedAttention(ffi::ThreadPool pool, Floats q, ffi::Buffer<kType> k, ffi::Buffer<kType> v, Ints tables, Ints query_start_loc,
+                          Ints context_lens, Floats sinks, Floats key_scales, Floats value_scales, ffi::ResultBuffer<ffi::F32> out,
+                          float scale, float soft_cap, int64_t window) {
   auto q_shape = q.dimensions();
   auto k_shape = k.dimensions();
   const int64_t num_rows = context_lens.dimensions()[0];
-  const Shapes s{q_shape[1], k_shape[0], q_shape[2], k_shape[1], k_shape[2], tables.dimensions()[1], window, scale};
-  Kernel<T> attend = PickKernel<T>(s.head_dim);
-  if (attend == nullptr) return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: head dim is not compiled in");
+  const Shapes s{q_shape[1], k_shape[0], q_shape[2], out->dimensions()[2], v.dimensions()[3], k_shape[1], k_shape[2], tables.dimensions()[1], window,
+                 scale, soft_cap};
+  if (s.key_dim % kLanes || s.value_dim % kLanes) return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: dims must be multiples of 16");
   const int32_t* starts = query_start_loc.typed_data();
   const int32_t* lens = context_lens.typed_data();
-  float* output = out->typed_data();
-  std::vector<Unit> units;
-  for (int64_t row = 0; row < num_rows; ++row)
-    for (int32_t first = 0, count = starts[row + 1] - starts[row]; first < count; first += kTileQueries)
-      for (int32_t head = 0; head < s.num_kv_heads; ++head)
-        units.push_back({int32_t(row), head, first, std::min<int32_t>(kTileQueries, count - first)});
+  const Pools<T> pools{reinterpret_cast<const T*>(k.untyped_data()), reinterpret_cast<const T*>(v.untyped_data()), DataOrNull(key_scales),
+                       DataOrNull(value_scales)};
   // Tokens past the last row are padding: finite, and nobody reads them.
-  const int64_t row_size = s.num_heads * s.head_dim;
+  float* output = out->typed_data();
+  const int64_t row_size = s.num_heads * s.value_dim;
   std::fill(output + starts[num_rows] * row_size, output + q_shape[0] * row_size, 0.0f);
-  const T* keys = reinterpret_cast<const T*>(k.untyped_data());
-  const T* values = reinterpret_cast<const T*>(v.untyped_data());
-  ParallelFor(pool, units.size(), std::max<int64_t>(1, pool.num_threads()), [&](int64_t index) {
-    const Unit& unit = units[index];
+  const TileKernel attend_tile = PickTileKernel(s);
+  const auto queries_of = [&](const Unit& unit) {
     const int64_t before = lens[unit.row] - (starts[unit.row + 1] - starts[unit.row]);
-    attend(s, unit, q.typed_data(), keys, values, tables.typed_data() + unit.row * s.table_width, starts[unit.row], before, output);
-  });
+    return Queries{q.typed_data(), DataOrNull(sinks), output, tables.typed_data() + unit.row * s.table_width, starts[unit.row], before};
+  };
+  const auto part_of = [&](const Unit& unit, const Queries& queries, int64_t part) {
+    return AttendPart(s, unit, pools, queries, queries.first_part(s, unit) + part, attend_tile);
+  };
+  Run(pool, s, Units(s, starts, num_rows, std::max<int64_t>(1, pool.num_threads())), queries_of, part_of);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-#define BIND(kType)                       \
-  ffi::Ffi::Bind()                        \
-      .Ctx<ffi::ThreadPool>()             \
-      .Arg<ffi::Buffer<ffi::F32>>()       \
-      .Arg<ffi::Buffer<kType>>()          \
-      .Arg<ffi::Buffer<kType>>()          \
-      .Arg<ffi::Buffer<ffi::S32>>()       \
-      .Arg<ffi::Buffer<ffi::S32>>()       \
-      .Arg<ffi::Buffer<ffi::S32>>()       \
-      .Ret<ffi::Buffer<ffi::F32>>()       \
-      .Attr<float>("scale")               \
+#define BIND(kType)                 \
+  ffi::Ffi::Bind()                  \
+      .Ctx<ffi::ThreadPool>()       \
+      .Arg<Floats>()                \
+      .Arg<ffi::Buffer<kType>>()    \
+      .Arg<ffi::Buffer<kType>>()    \
+      .Arg<Ints>()                  \
+      .Arg<Ints>()                  \
+      .Arg<Ints>()                  \
+      .Arg<Floats>()                \
+      .Arg<Floats>()                \
+      .Arg<Floats>()                \
+      .Ret<Floats>()                \
+      .Attr<float>("scale")         \
+      .Attr<float>("soft_cap")      \
       .Attr<int64_t>("window")
-
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_float32, (PagedAttention<ffi::F32, float>), BIND(ffi::F32));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_bfloat16, (PagedAttention<ffi::BF16, uint16_t>), BIND(ffi::BF16));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_attention_int8, (PagedAttention<ffi::S8, int8_t>), BIND(ffi::S8));

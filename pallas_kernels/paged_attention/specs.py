@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 MAX_ROW_ERROR = 2e-6
-"""float32 against float64; the sums have up to a few hundred terms."""
+"""float32 against float64; the sums have up to a few hundred terms. An int8 cache is an exact input like any other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """A batch: each row is (queries, keys); `num_padding` tokens and `num_padding_rows` rows follow."""
+    """A batch: each row is (queries, keys); `num_padding` tokens and `num_padding_rows` rows follow.
+
+    `value_dim` None: as wide as the keys; `is_latent`: values are that many first columns of the keys. Scores of these
+    arguments are of size 1, so a cap has to be about as small to matter.
+    """
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -24,8 +30,16 @@ class Spec:
     num_padding_rows: int = 0
     window: int | None = None
     dtype: str = "float32"
+    cache_dtype: str = "float32"
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    value_dim: int | None = None
+    is_latent: bool = False
 
 
+MIX = ((1, 50), (20, 180), (1, 1), (3, 131))
+LONG = ((1, 1100), (20, 1040), (1, 1024), (3, 1026), (1, 2100), (1, 30))
+LATENT = {"num_kv_heads": 1, "is_latent": True}
 SPECS = (
     Spec(name="one_token", rows=((1, 1),)),
     Spec(name="decode", rows=((1, 5), (1, 128), (1, 129), (1, 300))),
@@ -36,35 +50,76 @@ SPECS = (
     Spec(name="nine_heads_three_groups", rows=((1, 200), (9, 9)), num_heads=9, num_kv_heads=3, head_dim=64),
     Spec(name="block_of_one", rows=((4, 9), (1, 3)), block_size=1),
     Spec(name="block_of_256", rows=((4, 300), (1, 257)), block_size=256),
+    Spec(name="long", rows=LONG, num_heads=2, num_kv_heads=1),
+    Spec(name="long_window_sinks", rows=LONG, num_heads=2, num_kv_heads=1, window=500, has_sinks=True),
     Spec(name="window", rows=((1, 200), (40, 170), (8, 8)), window=32),
-    Spec(name="bfloat16", rows=((1, 100), (12, 40)), dtype="bfloat16"),
+    Spec(name="bfloat16", rows=((1, 100), (12, 40)), dtype="bfloat16", cache_dtype="bfloat16"),
+    Spec(name="bfloat16_cache", rows=MIX, cache_dtype="bfloat16"),
+    Spec(name="bfloat16_queries", rows=((1, 100), (12, 40)), dtype="bfloat16"),
+    Spec(name="one_kv_head", rows=((1, 200),), num_kv_heads=1, head_dim=256),
+    Spec(name="head_dim_112", rows=MIX, head_dim=112),
+    Spec(name="head_dim_24", rows=MIX, head_dim=24),
+    Spec(name="soft_cap", rows=MIX, soft_cap=1.5, num_padding=5, num_padding_rows=1),
+    Spec(name="soft_cap_window", rows=MIX, soft_cap=1.5, window=20),
+    Spec(name="sinks", rows=MIX, has_sinks=True, num_padding=5, num_padding_rows=1),
+    Spec(name="sinks_window", rows=MIX, has_sinks=True, window=20, num_heads=8),
+    Spec(name="sinks_bfloat16", rows=((1, 100), (12, 40)), has_sinks=True, dtype="bfloat16", cache_dtype="bfloat16"),
+    Spec(name="int8", rows=MIX, cache_dtype="int8", head_dim=64, num_padding=5, num_padding_rows=1),
+    Spec(name="int8_one_head_per_group", rows=((1, 90), (1, 33)), num_heads=3, num_kv_heads=3, cache_dtype="int8"),
+    Spec(name="int8_window", rows=MIX, cache_dtype="int8", window=20),
+    Spec(name="int8_sinks_soft_cap", rows=MIX, cache_dtype="int8", has_sinks=True, soft_cap=1.5),
+    Spec(name="narrow_values", rows=MIX, head_dim=48, value_dim=32),
+    Spec(name="narrow_values_int8_window", rows=MIX, head_dim=48, value_dim=16, cache_dtype="int8", window=20),
+    Spec(name="wide_values", rows=MIX, head_dim=16, value_dim=80),
+    Spec(name="latent", rows=MIX, head_dim=48, value_dim=32, num_padding=5, num_padding_rows=1, **LATENT),
+    Spec(name="latent_int8", rows=MIX, head_dim=48, value_dim=32, cache_dtype="int8", **LATENT),
+    Spec(name="latent_576", rows=((1, 70), (3, 40)), num_heads=16, head_dim=576, value_dim=512, **LATENT),
+    Spec(name="latent_576_bfloat16_cache", rows=((1, 70),), num_heads=16, head_dim=576, value_dim=512, cache_dtype="bfloat16", **LATENT),
 )
 
 
-def make_arguments(spec: Spec, seed: int = 0) -> dict[str, np.ndarray]:
-    """Arguments as numpy arrays: shuffled blocks; the trash block and every unused slot hold NaN."""
+def static_arguments(spec: Spec) -> dict[str, Any]:
+    """What is not an array."""
+    static = {"scale": spec.head_dim**-0.5, "window": spec.window, "soft_cap": spec.soft_cap}
+    return static | {"value_dim": spec.value_dim if spec.is_latent else None}
+
+
+def make_arguments(spec: Spec, seed: int = 0) -> dict[str, Any]:
+    """Arguments as numpy arrays: shuffled blocks; the trash block, every unused slot and its scale hold NaN (127 in int8)."""
     draws = np.random.default_rng(seed)
     blocks_of = [-(-keys // spec.block_size) for _, keys in spec.rows]
-    num_blocks = sum(blocks_of) + 3
-    order = draws.permutation(np.arange(1, num_blocks))
-    pool = (spec.num_kv_heads, num_blocks, spec.block_size, spec.head_dim)
-    k, v = (np.full(pool, np.nan, np.float32) for _ in range(2))
+    order = draws.permutation(np.arange(1, sum(blocks_of) + 3))
     num_rows = len(spec.rows) + spec.num_padding_rows
     tables = np.zeros((num_rows, max(blocks_of) + 1), np.int32)
+    used = np.zeros((len(order) + 1, spec.block_size), bool)
     start = 0
     for row, (count, (_, keys)) in enumerate(zip(blocks_of, spec.rows, strict=True)):
         tables[row, :count] = order[start : start + count]
         start += count
         for key in range(keys):
-            place = tables[row, key // spec.block_size], key % spec.block_size
-            k[:, *place], v[:, *place] = draws.standard_normal((2, spec.num_kv_heads, spec.head_dim))
+            used[tables[row, key // spec.block_size], key % spec.block_size] = True
     lengths = [queries for queries, _ in spec.rows] + [0] * spec.num_padding_rows
-    q = draws.standard_normal((sum(lengths) + spec.num_padding, spec.num_heads, spec.head_dim)).astype(np.float32)
-    return {
-        "q": q,
-        "k_blocks": k,
-        "v_blocks": v,
+    k_blocks, k_scales = _pool(draws, spec, used, spec.head_dim)
+    v_blocks, v_scales = (None, None) if spec.is_latent else _pool(draws, spec, used, spec.value_dim or spec.head_dim)
+    num_tokens = sum(lengths) + spec.num_padding
+    arguments = {
+        "q": draws.standard_normal((num_tokens, spec.num_heads, spec.head_dim)).astype(jnp.dtype(spec.dtype)),
+        "k_blocks": k_blocks,
+        "v_blocks": v_blocks,
         "block_tables": tables,
         "query_start_loc": np.cumsum([0, *lengths]).astype(np.int32),
         "context_lens": np.array([keys for _, keys in spec.rows] + [0] * spec.num_padding_rows, np.int32),
     }
+    sinks = draws.standard_normal(spec.num_heads).astype(np.float32) + 2 if spec.has_sinks else None
+    optional = {"sinks": sinks, "k_scales": k_scales, "v_scales": v_scales}
+    return arguments | {name: array for name, array in optional.items() if array is not None}
+
+
+def _pool(draws: np.random.Generator, spec: Spec, used: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Vectors of size 1 per column, and their scales."""
+    shape = (spec.num_kv_heads, *used.shape, dim)
+    if spec.cache_dtype != "int8":
+        vectors = np.where(used[..., None], draws.standard_normal(shape), np.nan)
+        return vectors.astype(jnp.dtype(spec.cache_dtype)), None
+    steps = np.where(used[..., None], draws.integers(-127, 128, shape), 127).astype(np.int8)
+    return steps, np.where(used, draws.uniform(0.005, 0.025, shape[:3]), np.nan).astype(np.float32)

@@ -11,7 +11,9 @@ from pallas_kernels.write_kv.api import OPERATION
 from pallas_kernels.write_kv.specs import Spec, make_arguments
 
 SPECS = tuple(
-    Spec(name=f"{count}_tokens", num_tokens=count, num_blocks=1024, num_heads=3, block_size=16, head_dim=64) for count in (8, 32, 256)
+    Spec(name=f"{count}_tokens_{dtype}", num_tokens=count, num_blocks=1024, num_heads=3, block_size=16, head_dim=64, cache_dtype=dtype)
+    for dtype in ("float32", "int8")
+    for count in (8, 32, 256)
 )
 
 
