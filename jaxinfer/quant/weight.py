@@ -5,27 +5,28 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol, Self, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from jaxinfer.errors import ConfigError
+from pallas_kernels import grouped_matmul as grouped
 
 
 @runtime_checkable
 class QuantizedWeight(Protocol):
-    """A pytree that stands for a float matrix [N K]. One file in this package per implementation."""
+    """A pytree that stands for a float matrix [N K]. One file in this package per implementation.
 
-    @classmethod
-    def from_float(cls, weight: np.ndarray) -> Self:
-        """Quantize on the host; the parts are numpy arrays."""
-        ...
+    Every array has the rows, N, on axis 0, so that rows are cut, joined and reordered array by array. A stack of matrices
+    [X N K] has one axis more in front; it has no `matmul` and no `rows` before an index takes that axis away.
+    """
 
-    @classmethod
-    def abstract(cls, shape: tuple[int, ...]) -> Self:
-        """The same parts as ShapeDtypeStructs."""
+    @property
+    def min_rows(self) -> int:
+        """Rows of x from which on a row's product has the same bits whatever their number, and is not slow for its size."""
         ...
 
     def specs(self, spec: PartitionSpec) -> Self:
@@ -33,26 +34,56 @@ class QuantizedWeight(Protocol):
         ...
 
     def matmul(self, x: Float[Array, "M K"]) -> Float[Array, "M N"]:
-        """x @ self.T in float32."""
+        """x @ self.T, summed in float32 or wider."""
         ...
 
     def rows(self, ids: Int32[Array, "T"]) -> Float[Array, "T K"]:
         """The rows `ids` in float32."""
         ...
 
+    def dequantize(self) -> np.ndarray:
+        """The float32 matrix, or stack, on the host."""
+        ...
 
-def method(name: str) -> type[QuantizedWeight] | None:
-    """The type of a quantization method; None for "none".
+
+class Method(Protocol):
+    """A way to quantize float matrices, with its options chosen."""
+
+    def from_float(self, weight: np.ndarray) -> QuantizedWeight:
+        """Quantize a matrix [N K], or a stack [X N K], on the host; the parts are numpy arrays."""
+        ...
+
+    def abstract(self, shape: tuple[int, ...]) -> QuantizedWeight:
+        """What `from_float` gives for this shape, as ShapeDtypeStructs."""
+        ...
+
+    def accepts(self, shape: tuple[int, ...], num_shards: int) -> bool:
+        """Whether a matrix of this shape can be quantized when its inputs, K, are split over `num_shards` devices."""
+        ...
+
+
+def method(name: str, group_size: int = 32, zero_point: bool = False) -> Method | None:
+    """The quantization method of that name; None for "none". Groups and zero points are options of int4.
 
     Raises:
-        ConfigError: no file of this name in the package.
+        ConfigError: no method of this name in the package.
     """
     if name == "none":
         return None
     try:
-        return importlib.import_module(f"jaxinfer.quant.{name}").WEIGHT
-    except ModuleNotFoundError as error:
+        make_method = importlib.import_module(f"jaxinfer.quant.{name}").make_method
+    except (ModuleNotFoundError, AttributeError) as error:
         raise ConfigError(f"--quantization {name} does not exist", option="--quantization") from error
+    return make_method(group_size, zero_point)
+
+
+PLAIN_MIN_ROWS = 8
+"""As `QuantizedWeight.min_rows`, for floats multiplied by XLA: on a CPU its product of one row adds in another order."""
+
+
+def min_rows(weight: Any) -> int:
+    """`QuantizedWeight.min_rows` of a plain or quantized weight."""
+    return weight.min_rows if isinstance(weight, QuantizedWeight) else PLAIN_MIN_ROWS
 
 
 def matmul(x: Float[Array, "M K"], weight: Any) -> Float[Array, "M N"]:
@@ -60,6 +91,26 @@ def matmul(x: Float[Array, "M K"], weight: Any) -> Float[Array, "M N"]:
     if isinstance(weight, QuantizedWeight):
         return weight.matmul(x).astype(x.dtype)
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def grouped_matmul(x: Float[Array, "A U K"], weight: Any, tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
+    """x[a] @ weight[tile_expert[a]].T for a stack of plain or quantized weights [X N K], see `pallas_kernels.grouped_matmul`.
+
+    A quantized one is multiplied tile by tile, by its own product and only as many tiles as are used.
+    """
+    if not isinstance(weight, QuantizedWeight):
+        return grouped.grouped_matmul(x, weight, tile_expert)
+
+    def product(tile: Int32[Array, ""]) -> Float32[Array, "U N"]:
+        of_tile = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, tile_expert[tile], keepdims=False), weight)
+        return matmul(lax.dynamic_index_in_dim(x, tile, keepdims=False), of_tile).astype(jnp.float32)
+
+    def add_tile(tile: Int32[Array, ""], output: Float32[Array, "A U N"]) -> Float32[Array, "A U N"]:
+        return lax.dynamic_update_index_in_dim(output, product(tile), tile, axis=0)
+
+    shape = jax.eval_shape(product, jax.ShapeDtypeStruct((), jnp.int32)).shape
+    num_used = jnp.sum(tile_expert < jax.tree.leaves(weight)[0].shape[0], dtype=jnp.int32)
+    return lax.fori_loop(0, num_used, add_tile, jnp.zeros((x.shape[0], *shape), jnp.float32))
 
 
 def rows(weight: Any, ids: Int32[Array, "T"]) -> Float[Array, "T K"]:

@@ -1,0 +1,7 @@
+"""Products of activations with matrices kept as small integers and scales."""
+
+from pallas_kernels.packed_matmul.api import OPERATION, packed_matmul
+from pallas_kernels.packed_matmul.matrix import RUN, PackedMatrix
+from pallas_kernels.packed_matmul.reference import dequantize
+
+__all__ = ["OPERATION", "RUN", "PackedMatrix", "dequantize", "packed_matmul"]
