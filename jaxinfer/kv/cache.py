@@ -22,21 +22,37 @@ class LayerKV:
     keys: Any
     """Float[Array, "K N S D"], or its ShapeDtypeStruct before it is allocated."""
     values: Any
+    """Float[Array, "K N S D"]; None in a latent cache (MLA), where the values are the first columns of the keys."""
+    key_scales: Any = None
+    """Float32[Array, "K N S"] when the keys are int8: one scale per token and head."""
+    value_scales: Any = None
 
 
 def layer_shapes(groups: Sequence[KVGroupSpec], num_blocks: Sequence[int], block_size: int, mesh: Mesh) -> list[LayerKV]:
     """ShapeDtypeStructs of every layer's arrays, layers in order; `num_blocks[g]` usable blocks beside the trash block."""
-    pool = NamedSharding(mesh, sharding.spec("kv_heads", None, None, None))
     shapes: dict[int, LayerKV] = {}
     for group, count in zip(groups, num_blocks, strict=True):
-        arrays = {
-            tensor.name: jax.ShapeDtypeStruct(
-                (tensor.num_heads, count + 1, block_size, tensor.head_dim), jnp.dtype(tensor.dtype), sharding=pool
-            )
-            for tensor in group.tensors
-        }
-        shapes |= {layer: LayerKV(arrays["keys"], arrays["values"]) for layer in group.layers}
+        heads = None if group.kind == "latent" else "kv_heads"  # a latent has one head, which every device's queries read
+        arrays: dict[str, Any] = {}
+        for tensor in group.tensors:
+            slots = (tensor.num_heads, count + 1, block_size)
+            pool = NamedSharding(mesh, sharding.spec(heads, None, None, None))
+            arrays[tensor.name] = jax.ShapeDtypeStruct((*slots, tensor.head_dim), jnp.dtype(tensor.dtype), sharding=pool)
+            if tensor.dtype == "int8":
+                scales = NamedSharding(mesh, sharding.spec(heads, None, None))
+                arrays[tensor.name + "_scales"] = jax.ShapeDtypeStruct(slots, jnp.float32, sharding=scales)
+        layer_kv = LayerKV(arrays["keys"], arrays.get("values"), arrays.get("keys_scales"), arrays.get("values_scales"))
+        shapes |= dict.fromkeys(group.layers, layer_kv)
     return [shapes[layer] for layer in sorted(shapes)]
+
+
+def bytes_per_token(group: KVGroupSpec) -> int:
+    """What one token takes in all layers of a group, scales included."""
+    per_layer = sum(
+        tensor.num_heads * (tensor.head_dim * jnp.dtype(tensor.dtype).itemsize + (4 if tensor.dtype == "int8" else 0))
+        for tensor in group.tensors
+    )
+    return per_layer * len(group.layers)
 
 
 def allocate(shapes: list[LayerKV]) -> list[LayerKV]:

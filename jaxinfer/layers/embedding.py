@@ -18,16 +18,22 @@ from jaxinfer.quant import weight as quant
 
 
 class Embedding(nnx.Module):
-    """A table [V E]: a look-up on the way in, a product on the way out when the model ties the two."""
+    """A table [V E]: a look-up on the way in, a product on the way out when the model ties the two.
 
-    def __init__(self, source: str, vocab_size: int, size: int, *, mesh: Mesh, dtype: jnp.dtype):
+    Args:
+        scale: what looked-up vectors are multiplied by, rounded to `dtype` first as Gemma does; the product is not.
+    """
+
+    def __init__(self, source: str, vocab_size: int, size: int, *, mesh: Mesh, dtype: jnp.dtype, scale: float = 1.0):
         self.weight = param(WeightSpec((source,), (vocab_size, size), ("vocab", None), is_quantizable=True), dtype)
         self.mesh = mesh
         self.dtype = dtype
+        self.scale = scale
 
     def __call__(self, token_ids: Int32[Array, "T"]) -> Float[Array, "T E"]:
         """Each token's vector; one all-reduce when the table is split."""
-        return self._sharded(_reduced_rows, PartitionSpec())(token_ids, self.weight.get_value()).astype(self.dtype)
+        rows = self._sharded(_reduced_rows, PartitionSpec())(token_ids, self.weight.get_value()).astype(self.dtype)
+        return rows if self.scale == 1.0 else rows * jnp.asarray(self.scale, self.dtype)
 
     def logits(self, x: Float[Array, "M E"]) -> Float32[Array, "M V"]:
         """x @ table.T in float32, gathered onto every device."""

@@ -10,8 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxinfer import sharding
-from jaxinfer.layers.weights import WeightSpec, param
+from jaxinfer.layers.weights import Source, WeightSpec, param
 from jaxinfer.quant import weight as quant
+
+Sources = tuple[Source | str, ...]
 
 
 def weight_specs(weight: object, partition: PartitionSpec) -> object:
@@ -20,14 +22,19 @@ def weight_specs(weight: object, partition: PartitionSpec) -> object:
 
 
 class ColumnLinear(nnx.Module):
-    """x @ weight.T with the output features on the tensor axis; no communication.
+    """x @ weight.T + bias with the output features on the tensor axis; no communication.
 
     `sources` with the same split may be fused: the result then holds each device's pieces of all of them in turn, and
-    `split` takes them apart.
+    `split` takes them apart. `biases` belong to the sources one by one.
     """
 
-    def __init__(self, sources: tuple[str, ...], sizes: tuple[int, ...], num_in: int, *, axis: str, mesh: Mesh, dtype: jnp.dtype):
+    def __init__(
+        self, sources: Sources, sizes: tuple[int, ...], num_in: int, *, axis: str, mesh: Mesh, dtype: jnp.dtype, biases: Sources = ()
+    ):
         self.weight = param(WeightSpec(sources, (sum(sizes), num_in), (axis, None), is_quantizable=True), dtype)
+        if biases:
+            self.bias = param(WeightSpec(biases, (sum(sizes),), (axis,)), dtype)
+        self.has_bias = bool(biases)
         self.sizes = sizes
         self.axis = axis
         self.mesh = mesh
@@ -41,8 +48,10 @@ class ColumnLinear(nnx.Module):
             mesh=self.mesh,
             in_specs=(PartitionSpec(), weight_specs(weight, partition)),
             out_specs=sharding.spec(None, self.axis),
+            check_vma=False,  # kernels in C++ do not say over which axes their results vary
         )
-        return product(x, weight)
+        result = product(x, weight)
+        return result + self.bias.get_value()[None, :] if self.has_bias else result
 
     def split(self, fused: Float[Array, "T N"]) -> list[Float[Array, "T n"]]:
         """The product's part for each source, every one still split over the tensor axis."""
@@ -57,11 +66,24 @@ class ColumnLinear(nnx.Module):
 
 
 class RowLinear(nnx.Module):
-    """x @ weight.T with the input features on the tensor axis; one all-reduce."""
+    """x @ weight.T + bias with the input features on the tensor axis; one all-reduce."""
 
-    def __init__(self, source: str, num_out: int, num_in: int, *, axis: str, mesh: Mesh, dtype: jnp.dtype):
+    def __init__(
+        self,
+        source: Source | str,
+        num_out: int,
+        num_in: int,
+        *,
+        axis: str,
+        mesh: Mesh,
+        dtype: jnp.dtype,
+        bias: Source | str | None = None,
+    ):
         spec = WeightSpec((source,), (num_out, num_in), (None, axis), is_quantizable=True)
         self.weight = param(spec, dtype)
+        if bias is not None:
+            self.bias = param(WeightSpec((bias,), (num_out,), (None,)), dtype)
+        self.has_bias = bias is not None
         self.axis = axis
         self.mesh = mesh
 
@@ -73,8 +95,10 @@ class RowLinear(nnx.Module):
             mesh=self.mesh,
             in_specs=(sharding.spec(None, self.axis), weight_specs(weight, sharding.spec(None, self.axis))),
             out_specs=PartitionSpec(),
+            check_vma=False,
         )
-        return product(x, weight)
+        result = product(x, weight)
+        return result + self.bias.get_value()[None, :] if self.has_bias else result
 
 
 def _reduced_matmul(x: Float[Array, "T K"], weight: object) -> Float[Array, "T N"]:

@@ -1,0 +1,48 @@
+"""Granite (HF GraniteForCausalLM): Llama with multipliers of embedding, residuals, scores and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.layers import decoder
+from jaxinfer.layers.decoder import Decoder, DecoderConfig, LayerKind
+from jaxinfer.models.config import ConfigReader, stretched_positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config(DecoderConfig):
+    """The architecture, from config.json."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], file: str) -> Config:
+        """Read config.json.
+
+        Raises:
+            CheckpointError: an attribute is missing or of the wrong type.
+            UnsupportedModelError: an attribute asks for what is not implemented.
+        """
+        reader = ConfigReader(config, file)
+        fields = reader.decoder_fields()
+        reader.only("hidden_act", "silu")
+        has_bias = reader.optional("attention_bias", bool, False)
+        rope = reader.rope(head_dim=fields["head_dim"], max_positions=fields["max_positions"])
+        result = cls(
+            **fields | {"max_positions": stretched_positions(rope, fields["max_positions"])},
+            layers=(LayerKind(),) * reader.positive("num_hidden_layers"),
+            ropes=(rope,),
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            has_mlp_bias=reader.optional("mlp_bias", bool, False),
+            attention_scale=reader.number("attention_multiplier", 1.0),
+            embedding_scale=reader.number("embedding_multiplier", 1.0),
+            residual_scale=reader.number("residual_multiplier", 1.0),
+            logits_scale=1.0 / reader.number("logits_scaling", 1.0),
+        )
+        reader.finish()
+        return result
+
+
+Model = Decoder
+kv_groups = decoder.kv_groups

@@ -1,0 +1,40 @@
+"""Mistral (HF MistralForCausalLM): Llama with a sliding window in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.layers import decoder
+from jaxinfer.layers.decoder import Decoder, DecoderConfig, LayerKind
+from jaxinfer.models.config import ConfigReader, stretched_positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config(DecoderConfig):
+    """The architecture, from config.json."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], file: str) -> Config:
+        """Read config.json.
+
+        Raises:
+            CheckpointError: an attribute is missing or of the wrong type.
+            UnsupportedModelError: an attribute asks for what is not implemented.
+        """
+        reader = ConfigReader(config, file)
+        fields = reader.decoder_fields(max_positions=4096 * 32)
+        reader.only("hidden_act", "silu")
+        rope = reader.rope(head_dim=fields["head_dim"], max_positions=fields["max_positions"])
+        result = cls(
+            **fields | {"max_positions": stretched_positions(rope, fields["max_positions"])},
+            layers=(LayerKind(window=reader.window()),) * reader.positive("num_hidden_layers"),
+            ropes=(rope,),
+        )
+        reader.finish()
+        return result
+
+
+Model = Decoder
+kv_groups = decoder.kv_groups

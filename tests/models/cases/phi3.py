@@ -1,0 +1,54 @@
+"""Phi-3: fused projections, half of each head rotated, LongRoPE with the long factors.
+
+All sequences are longer than the original context: transformers changes the factors of a whole sequence when it grows past it, the
+engine decides once, by max_model_len.
+"""
+
+from __future__ import annotations
+
+from tests.models.case import Case, Feature
+
+CONFIG = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "embd_pdrop": 0.0,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "original_max_position_embeddings": 16,
+    "pad_token_id": 0,
+    "partial_rotary_factor": 0.5,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.5, 4.0, 6.0], "short_factor": [1.0, 1.2, 1.5, 2.0]},
+    "rope_theta": 300.0,
+    "sliding_window": 20,
+    "tie_word_embeddings": False,
+}
+
+CASE = Case(
+    name="phi3",
+    config=CONFIG,
+    prompt_lens=(17, 21, 38),
+    features=(
+        Feature(name="rope scaling", config={"rope_scaling": None}),
+        Feature(name="long factors", config={"rope_scaling": CONFIG["rope_scaling"] | {"long_factor": [1.0, 1.2, 1.5, 2.0]}}),
+        Feature(name="attention factor", config={"rope_scaling": CONFIG["rope_scaling"] | {"attention_factor": 1.0}}),
+        Feature(
+            name="partial rotation",
+            config={
+                "partial_rotary_factor": 1.0,
+                "rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.5, 4.0, 6.0] * 2, "short_factor": [1.0] * 8},
+            },
+        ),
+        Feature(name="original context", config={"original_max_position_embeddings": 4}),
+        Feature(name="window", config={"sliding_window": None}),
+    ),
+)
