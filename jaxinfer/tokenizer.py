@@ -26,6 +26,8 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_FILE = "generation_config.json"
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+MAX_HOLES = 1_000_000
+"""Ids below the largest that belong to no token."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -112,7 +114,14 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
         self._rules = DecodingRules.from_decoder(backend.decoder)
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        if self.vocab_size - len(vocabulary) > MAX_HOLES:
+            raise CheckpointError(
+                f"{len(vocabulary)} tokens have ids up to {self.vocab_size - 1}; at most {MAX_HOLES} ids may be without a token",
+                file=TOKENIZER_FILE,
+                field="vocab",
+            )
         self._special_ids = frozenset(k for k, token in backend.get_added_tokens_decoder().items() if token.special)
         ids: dict[str, int] = {}
         for name, text in self.special_tokens.items():
@@ -276,7 +285,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise CheckpointError(f"is not JSON: {error}", file=str(path)) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"must hold a JSON object, got {type(value).__name__}", file=str(path))

@@ -1,14 +1,14 @@
 """GGUF files -> Checkpoint.
 
-Architecture `llama` only: its metadata becomes a Hugging Face config (gguf_config.py), its tensors get Hugging Face's names,
-and the row order that llama.cpp gives to the query and key projections is undone.
+The metadata becomes a Hugging Face config (gguf_config.py), the tensors get Hugging Face's names (gguf_names.py), the row order
+that llama.cpp gives to Llama's query and key projections is undone, and so is the one that it adds to Gemma's norms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,14 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jaxinfer.checkpoints.gguf_config import config_from_metadata, generation_config_from_metadata
 from jaxinfer.checkpoints.gguf_header import GGUFHeader, GGUFTensor, read_gguf_header
-from jaxinfer.checkpoints.source import Checkpoint, LazyTensor
+from jaxinfer.checkpoints.gguf_names import ExpectedTensor, expected_tensors
+from jaxinfer.checkpoints.gguf_rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
+from jaxinfer.checkpoints.source import Checkpoint, LazyTensor, PackedTensor
 from jaxinfer.checkpoints.stored_bytes import read_stored_bytes
 from jaxinfer.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from jaxinfer.quant.weight import QuantizedWeight
     from jaxinfer.tokenizer import Tokenizer
 
 PLAIN_TYPES: Mapping[GGMLQuantizationType, np.dtype] = {
@@ -33,8 +36,9 @@ PLAIN_TYPES: Mapping[GGMLQuantizationType, np.dtype] = {
 }
 """Stored as they are; every other type is dequantised to float32."""
 
-IGNORED_NAMES = ("rope_freqs.weight",)
+IGNORED_NAMES: Mapping[str, tuple[str, ...]] = {"llama": (LLAMA3_FACTORS,), "phi3": (LONG_FACTORS, SHORT_FACTORS)}
 """Frequency factors: gguf_config turns them into rope_scaling."""
+MAX_FACTORS_BYTES = 2**16
 
 
 def open_gguf(path: Path, *, name: str | None = None) -> Checkpoint:
@@ -45,7 +49,7 @@ def open_gguf(path: Path, *, name: str | None = None) -> Checkpoint:
         UnsupportedModelError: another architecture, or a variant that is not implemented.
     """
     header = read_gguf_header(path)
-    config = config_from_metadata(header, lambda tensor_name: _read(path, tensor_name, header.tensors[tensor_name]))
+    config = config_from_metadata(header, partial(_read_factors, header))
     tensors = _hf_tensors(header, config)
     return Checkpoint(
         name=name or path.stem,
@@ -74,46 +78,6 @@ def unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTensor:
-    """What a tensor of the GGUF becomes. `num_heads` is set where the rows' order must be undone."""
-
-    hf_name: str
-    shape: tuple[int, ...]
-    num_heads: int | None = None
-
-
-def expected_tensors(config: Mapping[str, Any]) -> dict[str, ExpectedTensor]:
-    """GGUF name -> what a Llama of this configuration needs."""
-    embed, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    matrix = (config["vocab_size"], embed)
-    expected = {
-        "token_embd.weight": ExpectedTensor("model.embed_tokens.weight", matrix),
-        "output_norm.weight": ExpectedTensor("model.norm.weight", (embed,)),
-    }
-    if not config["tie_word_embeddings"]:
-        expected["output.weight"] = ExpectedTensor("lm_head.weight", matrix)
-    projections = (
-        ("attn_q", "self_attn.q_proj", heads * head_dim, embed, heads, config["attention_bias"]),
-        ("attn_k", "self_attn.k_proj", kv_heads * head_dim, embed, kv_heads, config["attention_bias"]),
-        ("attn_v", "self_attn.v_proj", kv_heads * head_dim, embed, None, config["attention_bias"]),
-        ("attn_output", "self_attn.o_proj", embed, heads * head_dim, None, config["attention_bias"]),
-        ("ffn_gate", "mlp.gate_proj", mlp, embed, None, config["mlp_bias"]),
-        ("ffn_up", "mlp.up_proj", mlp, embed, None, config["mlp_bias"]),
-        ("ffn_down", "mlp.down_proj", embed, mlp, None, config["mlp_bias"]),
-    )
-    for layer in range(config["num_hidden_layers"]):
-        blk, hf = f"blk.{layer}.", f"model.layers.{layer}."
-        expected[blk + "attn_norm.weight"] = ExpectedTensor(hf + "input_layernorm.weight", (embed,))
-        expected[blk + "ffn_norm.weight"] = ExpectedTensor(hf + "post_attention_layernorm.weight", (embed,))
-        for ours, theirs, rows, columns, num_heads, has_bias in projections:
-            expected[f"{blk}{ours}.weight"] = ExpectedTensor(f"{hf}{theirs}.weight", (rows, columns), num_heads)
-            if has_bias:
-                expected[f"{blk}{ours}.bias"] = ExpectedTensor(f"{hf}{theirs}.bias", (rows,), num_heads)
-    return expected
-
-
 def _hf_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
     expected = expected_tensors(config)
     missing = [name for name in expected if name not in header.tensors]
@@ -121,35 +85,73 @@ def _hf_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Lazy
         raise CheckpointError(f"the tensor is missing ({len(missing)} are)", file=str(header.path), field=missing[0])
     tensors: dict[str, LazyTensor] = {}
     for name, tensor in header.tensors.items():
-        if name in IGNORED_NAMES:
+        if name in IGNORED_NAMES.get(config["model_type"], ()):
             continue
         if name not in expected:
             raise CheckpointError("this tensor has no place in a model of this architecture and size", file=str(header.path), field=name)
         want = expected[name]
         if tensor.shape != want.shape:
             raise CheckpointError(f"shape {tensor.shape}, but the metadata asks for {want.shape}", file=str(header.path), field=name)
-        tensors[want.hf_name] = _lazy(header, name, want.num_heads)
+        tensors[want.hf_name] = _lazy(header.path, name, tensor, want)
     return tensors
 
 
-def _lazy(header: GGUFHeader, name: str, num_heads: int | None) -> LazyTensor:
-    tensor = header.tensors[name]
-    dtype = PLAIN_TYPES.get(tensor.kind, np.dtype(np.float32))
+def _lazy(path: Path, name: str, tensor: GGUFTensor, want: ExpectedTensor) -> LazyTensor:
     if tensor.kind not in PLAIN_TYPES and not _can_dequantize(tensor.kind):
-        raise UnsupportedModelError(f"{header.path}: {name}: tensors of type {tensor.kind.name} cannot be dequantised")
+        raise UnsupportedModelError(f"{path}: {name}: tensors of type {tensor.kind.name} cannot be dequantised")
+    if tensor.kind not in PLAIN_TYPES and len(tensor.shape) == 1 and want.num_heads is not None:
+        raise UnsupportedModelError(f"{path}: {name}: a bias of type {tensor.kind.name}, whose rows cannot be put in order")
+    dtype = np.dtype(np.float32) if want.is_offset else PLAIN_TYPES.get(tensor.kind, np.dtype(np.float32))
     # Bound to the path and not to the header, whose metadata (the whole vocabulary) should not live as long as the weights.
-    return LazyTensor(shape=tensor.shape, dtype=dtype.name, read=partial(_read, header.path, name, tensor, num_heads))
+    read = partial(_read_hf, path, name, tensor, want)
+    return LazyTensor(shape=tensor.shape, dtype=dtype.name, read=read, packed=_packed(path, name, tensor, want))
 
 
-def _read(path: Path, name: str, tensor: GGUFTensor, num_heads: int | None = None) -> np.ndarray:
-    """The tensor; quantised types as float32. With `num_heads`, rows in Hugging Face's order."""
-    stored = read_stored_bytes(path, name, tensor.offset, tensor.num_bytes)
+def _packed(path: Path, name: str, tensor: GGUFTensor, want: ExpectedTensor) -> PackedTensor | None:
+    """How to read the tensor without dequantising it; None where its type is not multiplied as it is stored."""
+    if tensor.kind in PLAIN_TYPES or len(tensor.shape) != 2:
+        return None
+    from jaxinfer.quant import gguf_blocks  # late: it needs jax
+
+    abstract = gguf_blocks.abstract(tensor.kind, tensor.shape)
+    if abstract is None:
+        return None
+
+    def read() -> QuantizedWeight:
+        packed = gguf_blocks.pack(tensor.kind, _read_rows(path, name, tensor, want.num_heads))
+        assert packed is not None  # abstract and pack know the same types
+        return packed
+
+    return PackedTensor(abstract=abstract, read=read)
+
+
+def _read_hf(path: Path, name: str, tensor: GGUFTensor, want: ExpectedTensor) -> np.ndarray:
+    """The tensor as Hugging Face stores it; quantised types as float32."""
+    values = _values(tensor, _read_rows(path, name, tensor, want.num_heads))
+    return values.astype(np.float32) - np.float32(1) if want.is_offset else values
+
+
+def _read_factors(header: GGUFHeader, name: str) -> np.ndarray:
+    """A small tensor that belongs to the configuration."""
+    tensor = header.tensors[name]
+    if tensor.kind not in PLAIN_TYPES or tensor.num_bytes > MAX_FACTORS_BYTES:
+        raise CheckpointError(f"{tensor.kind.name} of shape {tensor.shape} cannot be rope factors", file=str(header.path), field=name)
+    return _values(tensor, _read_rows(header.path, name, tensor)).astype(np.float32)
+
+
+def _read_rows(path: Path, name: str, tensor: GGUFTensor, num_heads: int | None = None) -> np.ndarray:
+    """The stored bytes, uint8 `[N, bytes of a row]`; with `num_heads`, rows in Hugging Face's order."""
+    # A vector's rows are its numbers, unless they are stored in blocks.
+    num_rows = tensor.shape[0] if len(tensor.shape) == 1 and tensor.kind in PLAIN_TYPES else prod(tensor.shape[:-1])
+    rows = read_stored_bytes(path, name, tensor.offset, tensor.num_bytes).reshape(num_rows, -1)
+    return rows if num_heads is None else unpermute_rows(rows, num_heads)
+
+
+def _values(tensor: GGUFTensor, stored: np.ndarray) -> np.ndarray:
     plain = PLAIN_TYPES.get(tensor.kind)
     if plain is not None:
-        rows = stored.view(plain).reshape(tensor.shape)
-    else:
-        rows = gguf.quants.dequantize(stored.reshape(*tensor.shape[:-1], -1), tensor.kind)
-    return rows if num_heads is None else unpermute_rows(rows, num_heads)
+        return stored.reshape(-1).view(plain).reshape(tensor.shape)
+    return gguf.quants.dequantize(stored.reshape(*tensor.shape[:-1], -1), tensor.kind)
 
 
 def _can_dequantize(kind: GGMLQuantizationType) -> bool:

@@ -1,80 +1,29 @@
-"""GGUF metadata of architecture `llama` -> Hugging Face's config.json and generation_config.json.
+"""GGUF metadata -> Hugging Face's config.json and generation_config.json, one function per architecture.
 
-Strict: a `llama.*` field that is neither used nor known to be harmless raises, since it may change the formula.
-Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `Keys` in gguf.constants.
+What a file does not state is what llama.cpp's loader takes for that architecture (llama-model.cpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from jaxinfer.checkpoints.gguf_fields import Fields
 from jaxinfer.checkpoints.gguf_header import GGUFHeader
+from jaxinfer.checkpoints.gguf_rope import ReadTensor, longrope_scaling, rope_scaling
 from jaxinfer.errors import CheckpointError, UnsupportedModelError
 
-SUPPORTED_ARCHITECTURES = ("llama",)
-IGNORED_KEYS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.attn_factor"})
-"""Fields that change nothing for the variants accepted here (the last only matters to yarn, which is refused)."""
-LLAMA3_LOW_FREQ_FACTOR, LLAMA3_HIGH_FREQ_FACTOR, LLAMA3_ORIGINAL_CONTEXT = 1.0, 4.0, 8192
-"""The only parameters that Llama 3.1 and 3.2 were released with; a GGUF keeps just the factors they give."""
-MAX_SIZE = 2**31 - 1
-MIN_REAL, MAX_REAL = 1e-30, 1e30
+GEMMA2_LAYERS_27B, GEMMA3_LAYERS_27B = 46, 62
+"""llama.cpp knows the sizes of Gemma by their number of layers; only the largest scales queries by hidden size over heads."""
+WITHOUT_HEAD_DIM = ("qwen2", "phi3")
+"""Their config.json has no `head_dim` as long as it is hidden size over heads."""
 
 
-class _Fields:
-    """Typed access to the metadata of one architecture; remembers which fields were used."""
-
-    def __init__(self, header: GGUFHeader, architecture: str):
-        self.header, self.prefix = header, architecture + "."
-        self.used: set[str] = set()
-
-    def fail(self, key: str, message: str) -> CheckpointError:
-        return CheckpointError(message, file=str(self.header.path), field=self.prefix + key)
-
-    def get(self, key: str) -> Any:
-        self.used.add(key)
-        return self.header.metadata.get(self.prefix + key)
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise self.fail(key, "the field is missing")
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]  # some writers repeat a value for each layer
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
-            raise self.fail(key, f"must be an integer from 1 to {MAX_SIZE}, got {str(value)[:60]}")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A positive number, as the shortest decimal that is the same float32 (1e-05, not 9.99999974e-06)."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise self.fail(key, "the field is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_REAL <= value <= MAX_REAL:
-            raise self.fail(key, f"must be a number from {MIN_REAL} to {MAX_REAL}, got {str(value)[:60]}")
-        return float(str(np.float32(value)))
-
-    def check_all_used(self) -> None:
-        for key in self.header.metadata:
-            name = key.removeprefix(self.prefix)
-            if name != key and name not in self.used and name not in IGNORED_KEYS:
-                raise UnsupportedModelError(
-                    f"{self.header.path}: metadata field {key!r} ({str(self.header.metadata[key])[:60]}) is not supported"
-                )
-
-
-def config_from_metadata(header: GGUFHeader, read_tensor: Callable[[str], np.ndarray]) -> dict[str, Any]:
+def config_from_metadata(header: GGUFHeader, read_tensor: ReadTensor) -> dict[str, Any]:
     """The config.json that the model was converted from, as far as the metadata tells.
 
     Args:
-        read_tensor: reads a tensor by its GGUF name; used for `rope_freqs.weight` only.
+        read_tensor: reads a tensor by its GGUF name; used for rope factors only.
 
     Raises:
         CheckpointError: a field is missing or makes no sense.
@@ -83,33 +32,33 @@ def config_from_metadata(header: GGUFHeader, read_tensor: Callable[[str], np.nda
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise CheckpointError(f"must be a string, got {architecture!r}", file=str(header.path), field="general.architecture")
-    if architecture not in SUPPORTED_ARCHITECTURES:
+    if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{header.path}: GGUF architecture {architecture[:60]!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"{header.path}: GGUF architecture {architecture[:60]!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
     if header.metadata.get("split.count", 1) != 1:
         raise UnsupportedModelError(
             f"{header.path}: a GGUF split over several files is not supported; merge it with llama-gguf-split --merge"
         )
-    fields = _Fields(header, architecture)
-    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_sizes(fields)}
-    config |= {
-        "hidden_act": "silu",
+    fields = Fields(header, architecture)
+    sizes = _sizes(fields)
+    config: dict[str, Any] = {
+        **sizes,
         "max_position_embeddings": fields.size("context_length"),
         "rms_norm_eps": fields.real("attention.layer_norm_rms_epsilon"),
         "rope_theta": fields.real("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(fields, config["head_dim"], read_tensor),
-        "attention_bias": _has_biases(header, config["num_hidden_layers"], "attn_q", "attn_k", "attn_v", "attn_output"),
-        "mlp_bias": _has_biases(header, config["num_hidden_layers"], "ffn_gate", "ffn_up", "ffn_down"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "torch_dtype": "float32",
-        **_special_tokens(header, config["vocab_size"]),
+        **_special_tokens(header, sizes["vocab_size"]),
+        **ARCHITECTURES[architecture](fields, sizes, read_tensor),
     }
     fields.check_all_used()
+    if architecture in WITHOUT_HEAD_DIM and config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
+        del config["head_dim"]
     return config
 
 
-def _sizes(fields: _Fields) -> dict[str, int]:
+def _sizes(fields: Fields) -> dict[str, int]:
     header = fields.header
     embed, heads = fields.size("embedding_length"), fields.size("attention.head_count")
     kv_heads = fields.size("attention.head_count_kv", heads)
@@ -118,11 +67,8 @@ def _sizes(fields: _Fields) -> dict[str, int]:
     head_dim = fields.size("attention.key_length", max(embed // heads, 1))
     if head_dim % 2:
         raise fields.fail("attention.key_length", f"head dimension {head_dim} must be even")
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.size(key, head_dim) != head_dim:
-            raise UnsupportedModelError(
-                f"{header.path}: llama.{key} {fields.get(key)} differs from the head dimension {head_dim}: not supported"
-            )
+    if fields.size("attention.value_length", head_dim) != head_dim:
+        raise fields.unsupported("attention.value_length", f"differs from the head dimension {head_dim}: not supported")
     layers = fields.size("block_count")
     if layers > len(header.tensors):
         raise fields.fail("block_count", f"{layers} layers, but the file has {len(header.tensors)} tensors in all")
@@ -132,6 +78,7 @@ def _sizes(fields: _Fields) -> dict[str, int]:
     vocab = fields.size("vocab_size", embedding.shape[0])
     if vocab != embedding.shape[0]:
         raise fields.fail("vocab_size", f"{vocab}, but token_embd.weight has {embedding.shape[0]} rows")
+    _check_vocabulary(header, vocab)
     return {
         "vocab_size": vocab,
         "hidden_size": embed,
@@ -143,6 +90,133 @@ def _sizes(fields: _Fields) -> dict[str, int]:
     }
 
 
+def _check_vocabulary(header: GGUFHeader, num_rows: int) -> None:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > num_rows:
+        raise CheckpointError(
+            f"{len(tokens)} tokens, but token_embd.weight has {num_rows} rows", file=str(header.path), field="tokenizer.ggml.tokens"
+        )
+
+
+def _whole_rotation(fields: Fields, sizes: Mapping[str, int]) -> int:
+    """The head dimension, all of which is rotated."""
+    head_dim = sizes["head_dim"]
+    if fields.size("rope.dimension_count", head_dim) != head_dim:
+        raise fields.unsupported("rope.dimension_count", f"differs from the head dimension {head_dim}: not supported")
+    return head_dim
+
+
+def _llama(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    layers = sizes["num_hidden_layers"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rope_scaling": rope_scaling(fields, _whole_rotation(fields, sizes), read_tensor, ("linear", "yarn", "llama3")),
+        "attention_bias": _has_biases(fields.header, layers, "attn_q", "attn_k", "attn_v", "attn_output"),
+        "mlp_bias": _has_biases(fields.header, layers, "ffn_gate", "ffn_up", "ffn_down"),
+    }
+
+
+def _qwen2(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "rope_scaling": rope_scaling(fields, _whole_rotation(fields, sizes), read_tensor, ("linear", "yarn")),
+        "use_sliding_window": False,
+    }
+
+
+def _qwen3(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    return {
+        **_qwen2(fields, sizes, read_tensor),
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+    }
+
+
+def _gemma2(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    rope_scaling(fields, _whole_rotation(fields, sizes), read_tensor, ())  # refuses any
+    layers = sizes["num_hidden_layers"]
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": _query_scalar(sizes, GEMMA2_LAYERS_27B),
+        "sliding_window": fields.size("attention.sliding_window", 4096),
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)],
+        "attn_logit_softcapping": fields.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": fields.real("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    cap = fields.get("final_logit_softcapping")
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": _query_scalar(sizes, GEMMA3_LAYERS_27B),
+        "sliding_window": fields.size("attention.sliding_window"),
+        "layer_types": _gemma3_layer_types(fields, sizes["num_hidden_layers"]),
+        "rope_theta": fields.real("rope.freq_base", 1e6),
+        "rope_local_base_freq": fields.real("rope.freq_base_swa", 10000.0),
+        "rope_scaling": rope_scaling(fields, _whole_rotation(fields, sizes), read_tensor, ("linear",)),
+        "final_logit_softcapping": None if cap is None else fields.real("final_logit_softcapping"),
+        "attn_logit_softcapping": None,
+    }
+
+
+def _query_scalar(sizes: Mapping[str, int], layers_of_largest: int) -> int:
+    if sizes["num_hidden_layers"] == layers_of_largest:
+        return sizes["hidden_size"] // sizes["num_attention_heads"]
+    return sizes["head_dim"]
+
+
+def _gemma3_layer_types(fields: Fields, layers: int) -> list[str]:
+    """Every sixth layer sees everything, unless the file says otherwise: another period, or a flag per layer."""
+    key = "attention.sliding_window_pattern"
+    flags = fields.get(key)
+    if not (isinstance(flags, list) and all(isinstance(flag, bool) for flag in flags)):
+        period = fields.size(key, 6)
+        flags = [(layer + 1) % period != 0 for layer in range(layers)]
+    if len(flags) != layers:
+        raise fields.fail(key, f"must have a flag for each of {layers} layers, got {len(flags)}")
+    return ["sliding_attention" if flag else "full_attention" for flag in flags]
+
+
+def _phi3(fields: Fields, sizes: Mapping[str, int], read_tensor: ReadTensor) -> dict[str, Any]:
+    head_dim = sizes["head_dim"]
+    rotated = fields.size("rope.dimension_count", head_dim)
+    if rotated > head_dim or rotated % 2:
+        raise fields.fail("rope.dimension_count", f"must be even and at most the head dimension {head_dim}, got {rotated}")
+    original = fields.size("rope.scaling.original_context_length", fields.size("context_length"))
+    partial = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "hidden_act": "silu",
+        **partial,
+        "original_max_position_embeddings": original,
+        "rope_scaling": longrope_scaling(fields, rotated, read_tensor, original),
+        "sliding_window": fields.optional_size("attention.sliding_window"),
+    }
+
+
+ARCHITECTURES: Mapping[str, Callable[[Fields, Mapping[str, int], ReadTensor], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
+
+
 def _has_biases(header: GGUFHeader, layers: int, *parts: str) -> bool:
     """Whether the projections have biases; Llama has them in all of `parts` or in none."""
     present = sum(f"blk.{layer}.{part}.bias" in header.tensors for layer in range(layers) for part in parts)
@@ -151,68 +225,17 @@ def _has_biases(header: GGUFHeader, layers: int, *parts: str) -> bool:
     return present > 0
 
 
-def _rope_scaling(fields: _Fields, head_dim: int, read_tensor: Callable[[str], np.ndarray]) -> dict[str, Any] | None:
-    kind = fields.get("rope.scaling.type")
-    old_factor = fields.real("rope.scale_linear", 1.0)
-    factor = fields.real("rope.scaling.factor", old_factor)
-    fields.get("rope.scaling.original_context_length")
-    if "rope_freqs.weight" in fields.header.tensors:
-        if kind not in (None, "none"):
-            raise UnsupportedModelError(f"{fields.header.path}: rope_freqs.weight together with rope scaling {kind!r} is not supported")
-        return _llama3_scaling(fields, head_dim, read_tensor("rope_freqs.weight"))
-    if kind == "linear" or (kind is None and factor != 1.0):
-        return {"rope_type": "linear", "factor": factor}
-    if kind not in (None, "none"):
-        raise UnsupportedModelError(f"{fields.header.path}: llama.rope.scaling.type {kind!r} is not supported; supported: none, linear")
-    return None
-
-
-def _llama3_scaling(fields: _Fields, head_dim: int, factors: np.ndarray) -> dict[str, Any] | None:
-    """Llama 3's rope parameters from the divisors of the frequencies that they give."""
-    path = str(fields.header.path)
-    if factors.shape != (head_dim // 2,) or not np.all(np.isfinite(factors)) or np.any(factors <= 0):
-        raise CheckpointError(f"must be {head_dim // 2} positive numbers, got shape {factors.shape}", file=path, field="rope_freqs.weight")
-    if np.all(factors == 1):
-        return None
-    factor = float(str(factors.astype(np.float32).max()))
-    expected = llama3_frequency_divisors(head_dim, fields.real("rope.freq_base", 10000.0), factor)
-    if not np.allclose(factors, expected, rtol=1e-4):
-        raise UnsupportedModelError(f"{path}: rope_freqs.weight does not hold Llama 3's factors; other factors are not supported")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": LLAMA3_LOW_FREQ_FACTOR,
-        "high_freq_factor": LLAMA3_HIGH_FREQ_FACTOR,
-        "original_max_position_embeddings": LLAMA3_ORIGINAL_CONTEXT,
-    }
-
-
-def llama3_frequency_divisors(head_dim: int, theta: float, factor: float) -> np.ndarray:
-    """What Llama 3 divides each of the D/2 rope frequencies by, float64 `[D/2]`.
-
-    Source: `_compute_llama3_parameters` of transformers' modeling_rope_utils.py.
-    """
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    turns = LLAMA3_ORIGINAL_CONTEXT / wavelengths
-    smooth = np.clip((turns - LLAMA3_LOW_FREQ_FACTOR) / (LLAMA3_HIGH_FREQ_FACTOR - LLAMA3_LOW_FREQ_FACTOR), 0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
-
-
 def _special_tokens(header: GGUFHeader, num_tokens: int) -> dict[str, Any]:
-    ids: dict[str, Any] = {}
-    for key, name in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
-        field = f"tokenizer.ggml.{key}_token_id"
-        value = header.metadata.get(field)
-        if value is not None and not _is_token_id(value, num_tokens):
-            raise CheckpointError(
-                f"must be a token id from 0 to {num_tokens - 1}, got {str(value)[:60]}", file=str(header.path), field=field
-            )
-        ids[name] = value
-    return ids
+    keys = (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id"))
+    return {name: _token_id(header, key, num_tokens) for key, name in keys}
 
 
-def _is_token_id(value: Any, num_tokens: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_tokens
+def _token_id(header: GGUFHeader, key: str, num_tokens: int) -> int | None:
+    field = f"tokenizer.ggml.{key}_token_id"
+    value = header.metadata.get(field)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens):
+        raise CheckpointError(f"must be a token id from 0 to {num_tokens - 1}, got {str(value)[:60]}", file=str(header.path), field=field)
+    return value
 
 
 def generation_config_from_metadata(header: GGUFHeader, num_tokens: int) -> dict[str, Any]:
@@ -222,14 +245,7 @@ def generation_config_from_metadata(header: GGUFHeader, num_tokens: int) -> dict
         CheckpointError: a special token is not one of the `num_tokens`.
     """
     config = {name: value for name, value in _special_tokens(header, num_tokens).items() if value is not None}
-    field = "tokenizer.ggml.eot_token_id"
-    end_of_turn = header.metadata.get(field)
-    if end_of_turn is None:
-        return config
-    if not _is_token_id(end_of_turn, num_tokens):
-        raise CheckpointError(
-            f"must be a token id from 0 to {num_tokens - 1}, got {str(end_of_turn)[:60]}", file=str(header.path), field=field
-        )
-    if "eos_token_id" in config and end_of_turn != config["eos_token_id"]:
+    end_of_turn = _token_id(header, "eot", num_tokens)
+    if end_of_turn is not None and end_of_turn != config.get("eos_token_id", end_of_turn):
         config["eos_token_id"] = [config["eos_token_id"], end_of_turn]
     return config

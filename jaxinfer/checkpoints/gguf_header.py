@@ -28,6 +28,9 @@ MAX_DIMS = 4
 MIN_FIELD_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 MAX_NAME_BYTES = 2**16 - 1
+MAX_TENSORS, MAX_FIELDS = 2**17, 2**16
+MAX_ARRAY_ITEMS = 2**22
+"""Of all arrays together. The largest vocabularies have 0.3 million tokens, as many scores and types, and 0.5 million merges."""
 
 SCALAR_TYPES: Mapping[GGUFValueType, np.dtype] = {
     GGUFValueType.UINT8: np.dtype("<u1"),
@@ -85,6 +88,7 @@ class _Cursor:
     def __init__(self, buffer: mmap.mmap, size: int, file: str):
         self.buffer, self.size, self.file = buffer, size, file
         self.position = 0
+        self.num_items = 0
         self.field = "header"
 
     def fail(self, message: str) -> CheckpointError:
@@ -101,11 +105,19 @@ class _Cursor:
     def number(self, form: str) -> int:
         return struct.unpack_from("<" + form, self.buffer, self.take(struct.calcsize("<" + form)))[0]
 
-    def count(self, what: str, min_bytes: int) -> int:
-        """A 64-bit count of things that take at least `min_bytes` each."""
+    def count(self, what: str, min_bytes: int, maximum: int) -> int:
+        """A 64-bit count of at most `maximum` things that take at least `min_bytes` each."""
         count = self.number("Q")
         if count * min_bytes > self.size - self.position:
             raise self.fail(f"{what} is {count}, more than the file's {self.size} bytes can hold")
+        if count > maximum:
+            raise self.fail(f"{what} is {count}; at most {maximum} are allowed")
+        return count
+
+    def array_length(self, min_bytes: int) -> int:
+        """The length of an array; all arrays together are bounded."""
+        count = self.count("the array's length", min_bytes, MAX_ARRAY_ITEMS - self.num_items)
+        self.num_items += count
         return count
 
     def string(self, max_bytes: int | None = None) -> str:
@@ -131,8 +143,8 @@ class _Cursor:
         if item_kind == GGUFValueType.ARRAY:
             raise self.fail("an array of arrays is not supported")
         if item_kind == GGUFValueType.STRING:
-            return self.strings(self.count("the array's length", 8))
-        return self.scalars(item_kind, self.count("the array's length", SCALAR_TYPES[item_kind].itemsize))
+            return self.strings(self.array_length(8))
+        return self.scalars(item_kind, self.array_length(SCALAR_TYPES[item_kind].itemsize))
 
     def scalars(self, kind: GGUFValueType, count: int) -> list[Any]:
         dtype = SCALAR_TYPES[kind]
@@ -157,9 +169,9 @@ def _read_header(cursor: _Cursor, path: Path) -> GGUFHeader:
         big_endian = " (a big-endian file; only little-endian is supported)" if version & 0xFFFF == 0 and version else ""
         raise cursor.fail(f"GGUF version {version}{big_endian}; supported are {', '.join(map(str, VERSIONS))}")
     cursor.field = "tensor_count"
-    num_tensors = cursor.count("the number of tensors", MIN_TENSOR_BYTES)
+    num_tensors = cursor.count("the number of tensors", MIN_TENSOR_BYTES, MAX_TENSORS)
     cursor.field = "kv_count"
-    num_fields = cursor.count("the number of metadata fields", MIN_FIELD_BYTES)
+    num_fields = cursor.count("the number of metadata fields", MIN_FIELD_BYTES, MAX_FIELDS)
     metadata = _read_metadata(cursor, num_fields)
     infos = _read_tensor_infos(cursor, num_tensors)
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)

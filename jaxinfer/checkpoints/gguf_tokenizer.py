@@ -1,7 +1,8 @@
 """A GGUF file's vocabulary as a Tokenizer (keys `tokenizer.ggml.*`; llama.cpp's docs/gguf.md and llama-vocab.cpp).
 
-Byte-level BPE only (`tokenizer.ggml.model` = `gpt2`). How text is cut before merging is not in the file, only the name
-of a kind (`tokenizer.ggml.pre`): `PRE_TOKENIZERS` has the patterns of each, as in the models' own tokenizer.json.
+`tokenizer.ggml.model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece, gguf_sentencepiece.py). How byte-level BPE cuts text
+before merging is not in the file, only the name of a kind (`tokenizer.ggml.pre`): `PRE_TOKENIZERS` has the patterns of each, as in
+the models' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -10,20 +11,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from gguf.constants import TokenType
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from jaxinfer.checkpoints.gguf_header import GGUFHeader, read_gguf_header
-from jaxinfer.errors import CheckpointError, UnsupportedModelError
+from jaxinfer.checkpoints.gguf_sentencepiece import sentencepiece
+from jaxinfer.checkpoints.gguf_vocabulary import MERGES_KEY, VocabularyFields
+from jaxinfer.errors import UnsupportedModelError
 from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-CONTROL, USER_DEFINED, UNUSED = TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNUSED
-MAX_TOKENS = 4 * 1024 * 1024
 
 DIGIT = r"\p{N}"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -94,40 +93,6 @@ KINDS: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
 PRE_TOKENIZERS = {name: kind for names, kind in KINDS for name in names}
 
 
-class VocabularyFields:
-    """The `tokenizer.*` fields of one GGUF file, each checked for its type as it is read."""
-
-    def __init__(self, header: GGUFHeader):
-        self._metadata = header.metadata
-        self.file = str(header.path)
-
-    def error(self, key: str, message: str) -> CheckpointError:
-        """A CheckpointError that names the file and the field."""
-        return CheckpointError(message, file=self.file, field=key)
-
-    def get(self, key: str, kind: type) -> Any:
-        """A scalar field of this type, None when the file has none."""
-        value = self._metadata.get(key)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
-            raise self.error(key, f"must be of type {kind.__name__}, got {value!r:.80}")
-        return value
-
-    def get_list(self, key: str, kind: type) -> list[Any] | None:
-        """An array field with elements of this type, None when the file has none."""
-        value = self._metadata.get(key)
-        if value is not None and (not isinstance(value, list) or not all(isinstance(item, kind) for item in value)):
-            raise self.error(key, f"must be an array of {kind.__name__}, got {value!r:.80}")
-        return value
-
-    def token_id(self, name: str, num_tokens: int) -> int | None:
-        """The id in `tokenizer.ggml.<name>_token_id`, None when the file has none."""
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = self.get(key, int)
-        if value is not None and not 0 <= value < num_tokens:
-            raise self.error(key, f"must be from 0 to {num_tokens - 1}, got {value}")
-        return value
-
-
 def tokenizer_from_gguf(source: GGUFHeader | Path | str) -> Tokenizer:
     """The tokenizer described by a GGUF file's metadata, from its header or read from the file.
 
@@ -141,23 +106,26 @@ def tokenizer_from_gguf(source: GGUFHeader | Path | str) -> Tokenizer:
     model = fields.get("tokenizer.ggml.model", str)
     if model is None:
         raise fields.error("tokenizer.ggml.model", "is missing: the file holds no vocabulary")
-    if model != "gpt2":
-        raise UnsupportedModelError(f"{fields.file}: tokenizer.ggml.model {model!r} is not supported; supported: 'gpt2' (byte-level BPE)")
-    kind = _pre_tokenizer(fields)
-    tokens, types = _tokens(fields)
-    backend = tokenizers.Tokenizer(_bpe(fields, tokens, kind))
-    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in kind.patterns]
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    backend.decoder = decoders.ByteLevel()
-    for token_type, is_special in ((CONTROL, True), (USER_DEFINED, False)):
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"{fields.file}: tokenizer.ggml.model {model!r} is not supported; supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece)"
+        )
+    tokens, types = fields.tokens()
+    if model == "gpt2":
+        kind = _pre_tokenizer(fields)
+        backend, adds_bos = _byte_level(fields, tokens, kind), kind.adds_bos
+    else:
+        backend, adds_bos = sentencepiece(fields, tokens, types), True
+    for token_type, is_special in ((TokenType.CONTROL, True), (TokenType.USER_DEFINED, False)):
         texts = [token for token, its_type in zip(tokens, types, strict=True) if its_type == token_type]
-        backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special) for text in texts])
+        known = [text for text in texts if backend.token_to_id(text) is not None]
+        backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special) for text in known])
     ids: dict[str, int] = {}
     for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
         token_id = fields.token_id(name, len(tokens))
         if token_id is not None:
             ids[name] = token_id
-    _add_bos_eos(fields, backend, kind, tokens, ids)
+    _add_bos_eos(fields, backend, adds_bos, tokens, ids)
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     return Tokenizer(
         backend,
@@ -165,6 +133,21 @@ def tokenizer_from_gguf(source: GGUFHeader | Path | str) -> Tokenizer:
         eos_token_ids=[ids[key] for key in ("eos", "eot", "eom") if key in ids],
         chat_template=fields.get("tokenizer.chat_template", str),
     )
+
+
+def _byte_level(fields: VocabularyFields, tokens: Sequence[str], kind: PreTokenizer) -> tokenizers.Tokenizer:
+    merges = fields.merges()
+    if merges is None:
+        raise fields.error(MERGES_KEY, "is missing: byte-level BPE needs its merges")
+    try:
+        model = models.BPE({token: k for k, token in enumerate(tokens)}, merges, ignore_merges=kind.ignore_merges)
+    except Exception as error:  # tokenizers raises bare Exception for a merge of pieces outside the vocabulary
+        raise fields.error(MERGES_KEY, f"do not fit the vocabulary: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in kind.patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _pre_tokenizer(fields: VocabularyFields) -> PreTokenizer:
@@ -181,46 +164,12 @@ def _pre_tokenizer(fields: VocabularyFields) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _tokens(fields: VocabularyFields) -> tuple[list[str], list[int]]:
-    """Texts and types of all tokens, by id, without the unused ones at the end."""
-    key = "tokenizer.ggml.tokens"
-    tokens = fields.get_list(key, str)
-    if not tokens or len(tokens) > MAX_TOKENS:
-        raise fields.error(key, f"must hold 1 to {MAX_TOKENS} tokens, got {len(tokens or ())}")
-    types = fields.get_list("tokenizer.ggml.token_type", int) or [int(TokenType.NORMAL)] * len(tokens)
-    if len(types) != len(tokens):
-        raise fields.error("tokenizer.ggml.token_type", f"must have one type per token ({len(tokens)}), got {len(types)}")
-    while types and types[-1] == UNUSED:
-        types.pop()
-    tokens = tokens[: len(types)]
-    if len(set(tokens)) != len(tokens) or "" in tokens:
-        raise fields.error(key, f"must be different and not empty, got {len(set(tokens) - {''})} such of {len(tokens)}")
-    return tokens, types
-
-
-def _bpe(fields: VocabularyFields, tokens: Sequence[str], kind: PreTokenizer) -> models.BPE:
-    key = "tokenizer.ggml.merges"
-    texts = fields.get_list(key, str)
-    if texts is None:
-        raise fields.error(key, "is missing: byte-level BPE needs its merges")
-    merges: list[tuple[str, str]] = []
-    for k, text in enumerate(texts):
-        left, _, right = text.partition(" ")
-        if not left or not right or " " in right:
-            raise fields.error(key, f"must be two pieces with a space between them, got {text!r:.80} at {k}")
-        merges.append((left, right))
-    try:
-        return models.BPE({token: k for k, token in enumerate(tokens)}, merges, ignore_merges=kind.ignore_merges)
-    except Exception as error:  # tokenizers raises bare Exception for a merge of pieces outside the vocabulary
-        raise fields.error(key, f"do not fit the vocabulary: {error}") from error
-
-
 def _add_bos_eos(
-    fields: VocabularyFields, backend: tokenizers.Tokenizer, kind: PreTokenizer, tokens: Sequence[str], ids: dict[str, int]
+    fields: VocabularyFields, backend: tokenizers.Tokenizer, adds_bos: bool, tokens: Sequence[str], ids: dict[str, int]
 ) -> None:
-    """Put BOS before and EOS after an encoded text, where the file or else the kind says so."""
+    """Put BOS before and EOS after an encoded text, where the file says so; `adds_bos` is for a file that does not."""
     wanted: dict[str, str] = {}
-    for name, default in (("bos", kind.adds_bos), ("eos", False)):
+    for name, default in (("bos", adds_bos), ("eos", False)):
         key = f"tokenizer.ggml.add_{name}_token"
         flag = fields.get(key, bool)
         token_id = ids.get(name)

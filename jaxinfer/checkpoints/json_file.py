@@ -8,14 +8,20 @@ from typing import Any
 
 from jaxinfer.errors import CheckpointError
 
+MAX_JSON_BYTES = 64 * 2**20
+MAX_JSON_VALUES = 2_000_000
+"""The index of the largest model has 0.1 million. Parsed, each takes up to 100 bytes."""
+
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or does not hold an object.
+        CheckpointError: it is missing, cannot be read, is too large, or does not hold an object.
     """
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise CheckpointError(f"has {size} bytes; at most {MAX_JSON_BYTES} are allowed", file=str(path))
         text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
@@ -37,6 +43,9 @@ def parse_json_object(text: bytes, *, file: str, field: str | None = None) -> di
             raise CheckpointError(f"the key {twice[:200]!r} appears twice", file=file, field=field)
         return parsed
 
+    num_values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if num_values > MAX_JSON_VALUES:
+        raise CheckpointError(f"holds {num_values} values; at most {MAX_JSON_VALUES} are allowed", file=file, field=field)
     try:
         parsed = json.loads(text.decode("utf-8"), object_pairs_hook=without_repeats)
     except RecursionError as error:

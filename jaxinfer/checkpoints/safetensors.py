@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.checkpoints.json_file import parse_json_object, read_json_file
+from jaxinfer.checkpoints.json_file import MAX_JSON_BYTES, parse_json_object, read_json_file
 from jaxinfer.checkpoints.source import LazyTensor
 from jaxinfer.checkpoints.stored_bytes import read_stored_bytes
 from jaxinfer.errors import CheckpointError
@@ -26,8 +26,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000
-"""As in the safetensors library."""
+MAX_HEADER_BYTES = MAX_JSON_BYTES
 METADATA_KEY = "__metadata__"
 MAX_DIMS = 8
 
@@ -91,7 +90,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], dtype: np.d
     header: dict[str, Any] = {METADATA_KEY: {"format": "pt"}}
     position = 0
     for name, tensor in tensors.items():
-        kind = _written_dtype(tensor, dtype)
+        kind = written_dtype(tensor, dtype)
         end = position + prod(tensor.shape) * kind.itemsize
         header[name] = {"dtype": names[kind.name], "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
@@ -100,12 +99,36 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], dtype: np.d
     with path.open("wb") as file:
         file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         for tensor in tensors.values():
-            values = np.ascontiguousarray(tensor.read().astype(_written_dtype(tensor, dtype), copy=False))
+            values = np.ascontiguousarray(tensor.read().astype(written_dtype(tensor, dtype), copy=False))
             file.write(values.reshape(-1).view(np.uint8).data)
         return file.tell()
 
 
-def _written_dtype(tensor: LazyTensor, dtype: np.dtype | None) -> np.dtype:
+def write_safetensors_folder(folder: Path, tensors: Mapping[str, LazyTensor], dtype: np.dtype, max_shard_bytes: int) -> None:
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` (or of one tensor) and the index that names them."""
+    shards: list[dict[str, LazyTensor]] = [{}]
+    num_bytes, total = 0, 0
+    for name, tensor in tensors.items():
+        size = prod(tensor.shape) * written_dtype(tensor, dtype).itemsize
+        if shards[-1] and num_bytes + size > max_shard_bytes:
+            shards.append({})
+            num_bytes = 0
+        shards[-1][name] = tensor
+        num_bytes, total = num_bytes + size, total + size
+    if len(shards) == 1:
+        write_safetensors(folder / SINGLE_FILE, shards[0], dtype)
+        return
+    shard_of: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(folder / file, shard, dtype)
+        shard_of |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": total}, "weight_map": shard_of}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def written_dtype(tensor: LazyTensor, dtype: np.dtype | None) -> np.dtype:
+    """What a tensor is written as: real numbers as `dtype`, integers, and everything when it is None, as they are."""
     stored = np.dtype(tensor.dtype)
     return stored if dtype is None or stored.kind in "iub" else dtype
 

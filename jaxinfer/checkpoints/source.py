@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from jaxinfer.quant.weight import QuantizedWeight
     from jaxinfer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A quantized tensor as it is stored: integers and scales."""
+
+    abstract: QuantizedWeight
+    """Its parts as ShapeDtypeStructs."""
+    read: Callable[[], QuantizedWeight]
+    """Its parts as numpy arrays. They stand for [out, in], or a stack of such, also where `LazyTensor.read` gives [in, out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,8 @@ class LazyTensor:
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
+    packed: PackedTensor | None = None
+    """Set where the tensor is stored quantized and can be multiplied so."""
 
 
 @dataclass(frozen=True, slots=True)

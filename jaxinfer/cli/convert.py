@@ -4,32 +4,89 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxinfer.cli.command import Command
+from jaxinfer.config import GROUP_SIZES, EngineConfig, option_name
+from jaxinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxinfer.checkpoints.load import Storage
+
+NEEDS = {
+    "quantization_group_size": ("int4",),
+    "quantization_zero_point": ("int4",),
+    "quantize_embeddings": ("auto", "int8", "int8_weight_only", "int4"),
+}
+"""Options that say something of these methods only."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("src", metavar="SRC", help="a preset's name, a GGUF file, a Hugging Face folder or a Hub id")
+    parser.add_argument("src", metavar="SRC", help="a preset's name, a GGUF file, a folder or a Hub id")
     parser.add_argument("dst", metavar="DST", type=Path, help="the folder to write; it must not exist or be empty")
-    parser.add_argument("--format", default="hf", choices=["hf"], help="hf: a Hugging Face folder with safetensors (default)")
+    parser.add_argument(
+        "--format",
+        default="hf",
+        choices=["hf", "orbax"],
+        help="hf: a Hugging Face folder with safetensors (default); orbax: arrays that are restored one by one, quantized or not",
+    )
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=["float32", "bfloat16", "float16"],
-        help="of the weights written; default: float32, which holds dequantised weights exactly",
+        help="of the floats written; default: float32, which holds dequantised weights exactly",
+    )
+    parser.add_argument(
+        "--quantization",
+        default="none",
+        choices=["none", "auto", "int8", "int8_weight_only", "int4"],
+        help="orbax: how matrices are stored; none: in floats (default); auto: quantized where SRC stores them so",
+    )
+    sizes = ", ".join(map(str, GROUP_SIZES))
+    parser.add_argument("--quantization-group-size", type=int, metavar="N", help=f"int4: weights that share a scale, {sizes}; default: 32")
+    parser.add_argument(
+        "--quantization-zero-point",
+        choices=["auto", "on", "off"],
+        help="int4: a zero point per group; default: auto, as `jaxinfer serve` takes it",
+    )
+    parser.add_argument(
+        "--quantize-embeddings",
+        choices=["auto", "on", "off"],
+        help="embedding and output matrices too; default: auto, as `jaxinfer serve` takes it",
+    )
+    parser.add_argument(
+        "--max-shard-bytes", type=int, default=5_000_000_000, help="weights in one file (hf) or folder (orbax, at most 1e9)"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="compare DST, and SRC if it was converted, with the digests in their manifests"
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    from jaxinfer.checkpoints.convert import convert
+    from jaxinfer.checkpoints.convert import ConvertOptions, convert
 
-    print(convert(args.src, args.dst, format=args.format, dtype=args.dtype))
+    storage = None if args.quantization == "none" else _storage(args)
+    for name, methods in NEEDS.items():
+        if getattr(args, name) is not None and args.quantization not in methods:
+            option = option_name(name)
+            raise ConfigError(f"{option} is for --quantization {', '.join(methods)}, got {args.quantization}", option=option)
+    options = ConvertOptions(
+        format=args.format, dtype=args.dtype, storage=storage, max_shard_bytes=args.max_shard_bytes, is_verified=args.verify
+    )
+    print(convert(args.src, args.dst, options))
     return 0
+
+
+def _storage(args: argparse.Namespace) -> Storage:
+    from jaxinfer.startup import resolve_storage  # late: floats are converted without jax
+
+    given = {name: getattr(args, name) for name in NEEDS if getattr(args, name) is not None}
+    return resolve_storage(EngineConfig(model=args.src, quantization=args.quantization, **given))
 
 
 COMMAND = Command(
     name="convert",
-    help="write a model out as a Hugging Face folder; prints where it lies",
+    help="write a model out as a Hugging Face or Orbax folder; prints where it lies",
     add_arguments=_add_arguments,
     run=_run,
 )

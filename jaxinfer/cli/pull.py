@@ -8,7 +8,9 @@ from jaxinfer.cli.command import Command
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a preset (smollm2-135m) or a Hugging Face Hub id (org/name)")
+    parser.add_argument(
+        "name", metavar="NAME", help="a preset (smollm2-135m, qwen2.5-coder-0.5b, gemma3-270m) or a Hugging Face Hub id (org/name)"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:

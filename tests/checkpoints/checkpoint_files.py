@@ -129,19 +129,35 @@ def write_gguf(
     vocabulary: bool = False,
 ) -> Path:
     """Write a GGUF with gguf's own writer. `metadata` overrides METADATA, None removes a field; `kinds` gives raw types."""
+    fields = {**METADATA, **(byte_level_fields() if vocabulary else {}), **(metadata or {})}
+    return write_any_gguf(path, architecture, fields, gguf_tensors(hf_tensors()) if tensors is None else tensors, kinds)
+
+
+def byte_level_fields() -> dict[str, Any]:
+    """A whole tokenizer: bytes and one merge."""
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": byte_vocabulary(),
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3 + [1],
+        "tokenizer.ggml.merges": ["h e"],
+        "tokenizer.chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
+
+
+def write_any_gguf(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    kinds: Mapping[str, GGMLQuantizationType] | None = None,
+) -> Path:
+    """Write a GGUF of any architecture with gguf's own writer; fields that are None are left out."""
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**METADATA, **(metadata or {})}.items():
+    for key, value in metadata.items():
         _add_field(writer, key, value)
-    if vocabulary:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list(byte_vocabulary())
-        writer.add_token_types([1] * 256 + [3] * 3 + [1])
-        writer.add_token_merges(["h e"])
-        writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    for name, tensor in (gguf_tensors(hf_tensors()) if tensors is None else tensors).items():
-        kind = (kinds or {}).get(name)
-        writer.add_tensor(name, tensor, raw_dtype=kind)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor, raw_dtype=(kinds or {}).get(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

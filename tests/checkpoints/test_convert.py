@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +14,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from jaxinfer.checkpoints import open_checkpoint
-from jaxinfer.checkpoints.convert import convert
+from jaxinfer.checkpoints.convert import ConvertOptions, convert
 from jaxinfer.errors import CheckpointError, ConfigError
 from tests.checkpoints.checkpoint_files import HF_CONFIG, gguf_tensors, hf_tensors, write_gguf
 
@@ -62,10 +64,28 @@ def test_converting_again_changes_nothing(source: Path, tmp_path: Path) -> None:
 
 
 def test_bfloat16_rounds(source: Path, tmp_path: Path) -> None:
-    folder = convert(str(source), tmp_path / "hf", dtype="bfloat16")
+    folder = convert(str(source), tmp_path / "hf", ConvertOptions(dtype="bfloat16"))
     assert open_checkpoint(str(folder)).config["torch_dtype"] == "bfloat16"
     expected = hf_tensors()["model.norm.weight"].astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(load_file(folder / "model.safetensors")["model.norm.weight"], expected)
+
+
+def test_shards_are_no_larger_than_asked_and_load_in_the_library(source: Path, tmp_path: Path) -> None:
+    folder = convert(str(source), tmp_path / "hf", ConvertOptions(max_shard_bytes=20_000))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 3
+    assert files == sorted(set(index["weight_map"].values()))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    weights = {name: values for file in files for name, values in load_file(folder / file).items()}
+    expected = hf_tensors()
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in expected.values())
+    for name, values in expected.items():
+        np.testing.assert_array_equal(weights[name], values, err_msg=name)
+        np.testing.assert_array_equal(open_checkpoint(str(folder)).tensors[name].read(), values)
+    for file in files:
+        held = load_file(folder / file)
+        assert sum(values.nbytes for values in held.values()) <= 20_000 or len(held) == 1
 
 
 def test_an_existing_folder_with_files_is_left_alone(source: Path, tmp_path: Path) -> None:
@@ -83,7 +103,7 @@ def test_a_conversion_that_fails_leaves_nothing(source: Path, tmp_path: Path, mo
     def stop(*args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxinfer.checkpoints.convert.write_safetensors", stop)
+    monkeypatch.setattr("jaxinfer.checkpoints.convert.write_safetensors_folder", stop)
     with pytest.raises(KeyboardInterrupt):
         convert(str(source), tmp_path / "hf")
     assert {path.name for path in tmp_path.iterdir()} == {source.name}
@@ -95,8 +115,13 @@ def test_a_folder_that_cannot_be_made_is_named(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "allowed"), [({"format": "gguf"}, "--format must be one of hf"), ({"dtype": "int8"}, "--dtype must be one of")]
+    ("option", "allowed"),
+    [
+        ({"format": "gguf"}, "--format must be one of hf, orbax"),
+        ({"dtype": "int8"}, "--dtype must be one of"),
+        ({"max_shard_bytes": 10}, "--max-shard-bytes must be at least"),
+    ],
 )
-def test_unknown_options_list_what_is_allowed(source: Path, tmp_path: Path, option: dict[str, str], allowed: str) -> None:
+def test_unknown_options_list_what_is_allowed(option: dict[str, Any], allowed: str) -> None:
     with pytest.raises(ConfigError, match=allowed):
-        convert(str(source), tmp_path / "hf", **option)  # pyrefly: ignore[bad-argument-type]
+        ConvertOptions(**option)

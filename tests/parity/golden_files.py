@@ -15,6 +15,9 @@ ROW_STEPS = (0, 16, 32, 48, 63)
 """Logits rows are stored for these steps; step i predicts continuation token i, so its input ends with token i - 1."""
 NUM_SPACED_COLUMNS = 256
 NUM_TOP_COLUMNS = 16
+NUM_REAL_TOKENS = 32
+"""New tokens per prompt in the goldens of the optional models, which hold no logits."""
+NO_LOGITS = np.zeros((0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,7 @@ def write_goldens(goldens: list[Golden], about: dict[str, str]) -> None:
     """Write greedy.json.gz and logits.npz; `about` says what made them."""
     GOLDENS_DIR.mkdir(exist_ok=True)
     arrays = ("columns", "logits")
-    rows = [{name: value for name, value in asdict(golden).items() if name not in arrays} for golden in goldens]
-    text = json.dumps({"about": about, "goldens": rows}, ensure_ascii=False)
-    # mtime 0: the same goldens give the same file.
-    (GOLDENS_DIR / "greedy.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    _write_rows(GOLDENS_DIR / "greedy.json.gz", goldens, about)
     np.savez_compressed(GOLDENS_DIR / "logits.npz", **{name: np.stack([getattr(golden, name) for golden in goldens]) for name in arrays})
 
 
@@ -58,3 +58,21 @@ def read_goldens() -> list[Golden]:
     with np.load(GOLDENS_DIR / "logits.npz") as arrays:
         columns, logits = arrays["columns"], arrays["logits"]
     return [Golden(**row, columns=columns[index], logits=logits[index]) for index, row in enumerate(rows)]
+
+
+def write_real_goldens(name: str, goldens: list[Golden], about: dict[str, str]) -> None:
+    """Write the goldens of an optional model, tokens alone."""
+    _write_rows(GOLDENS_DIR / f"{name}.json.gz", goldens, about)
+
+
+def read_real_goldens(name: str) -> list[Golden]:
+    """The goldens of an optional model."""
+    rows = json.loads(gzip.decompress((GOLDENS_DIR / f"{name}.json.gz").read_bytes()))["goldens"]
+    return [Golden(**row, columns=NO_LOGITS, logits=NO_LOGITS) for row in rows]
+
+
+def _write_rows(path: Path, goldens: list[Golden], about: dict[str, str]) -> None:
+    rows = [{name: value for name, value in asdict(golden).items() if name not in ("columns", "logits")} for golden in goldens]
+    text = json.dumps({"about": about, "goldens": rows}, ensure_ascii=False)
+    # mtime 0: the same goldens give the same file.
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tests.parity.golden_files import NEW_TOKENS, Golden
+from tests.parity.golden_files import Golden
 
 MAX_TIE_NATS = 0.02
 """Where the golden's two best tokens are this close, float32 rounding may choose either."""
@@ -31,7 +31,7 @@ def count_tied_prompts(goldens: Sequence[Golden], generate: Generate) -> int:
     while starts:
         batch = list(starts)
         prompts = [goldens[i].prompt_token_ids + goldens[i].token_ids[: starts[i]] for i in batch]
-        answers = generate(prompts, [NEW_TOKENS - starts[i] for i in batch])
+        answers = generate(prompts, [len(goldens[i].token_ids) - starts[i] for i in batch])
         following = {}
         for index, answer in zip(batch, answers, strict=True):
             golden = goldens[index]
@@ -39,12 +39,14 @@ def count_tied_prompts(goldens: Sequence[Golden], generate: Generate) -> int:
             if offset is None:
                 continue
             step = starts[index] + offset
-            assert offset < len(answer), f"prompt {index}: {len(answer)} tokens came, {NEW_TOKENS - starts[index]} were asked for"
+            assert offset < len(answer), (
+                f"prompt {index}: {len(answer)} tokens came, {len(golden.token_ids) - starts[index]} were asked for"
+            )
             told = f"prompt {index} ({golden.kind}), step {step}: got {answer[offset]}, expected {golden.token_ids[step]}"
             assert golden.gaps[step] <= MAX_TIE_NATS, f"{told}, which leads by {golden.gaps[step]} nat"
             assert answer[offset] == golden.runner_up_ids[step], f"{told}; in this tie the rival is {golden.runner_up_ids[step]}"
             tied.add(index)
-            if step + 1 < NEW_TOKENS:
+            if step + 1 < len(golden.token_ids):
                 following[index] = step + 1
         starts = following
     return len(tied)

@@ -27,11 +27,11 @@ def prompt_text(prompt: ParityPrompt, tokenizer) -> str:
     return tokenizer.apply_chat_template([{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True)
 
 
-def step_logits(model, prompt_token_ids: list[int]) -> np.ndarray:
-    """Logits `[NEW_TOKENS, V]` float32 of a greedy continuation."""
+def step_logits(model, prompt_token_ids: list[int], num_new_tokens: int = NEW_TOKENS) -> np.ndarray:
+    """Logits `[num_new_tokens, V]` float32 of a greedy continuation."""
     rows, cache = [], None
     token_ids = torch.tensor([prompt_token_ids])
-    for _ in range(NEW_TOKENS):
+    for _ in range(num_new_tokens):
         out = model(input_ids=token_ids, past_key_values=cache, use_cache=True)
         cache, row = out.past_key_values, out.logits[0, -1]
         rows.append(row.numpy().copy())

@@ -1,6 +1,8 @@
-"""Write goldens/smollm2.json.gz: varied lines with the token ids that transformers gives them. Needs torch.
+"""Write goldens/NAME.json.gz: varied lines with the token ids that transformers gives them. Needs torch.
 
-    python tests/tokenizer/make_goldens.py PATH/SmolLM2-135M-Instruct.Q4_1.gguf
+    python tests/tokenizer/make_goldens.py smollm2 PATH/SmolLM2-135M-Instruct.Q4_1.gguf
+    python tests/tokenizer/make_goldens.py gemma3 PATH/gemma-3-270m-q4_k_m.gguf
+    python tests/tokenizer/make_goldens.py qwen2 PATH/qwen2.5-coder-0.5b-instruct.gguf
 
 The lines are the same on every run. Each entry is [line, ids, decoded]; `decoded` is transformers' decoding of the ids, or
 null where that is the line itself (the vocabulary has no token for some bytes, whose characters are lost).
@@ -15,8 +17,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-NUM_LINES = 2000
-OUTPUT = Path(__file__).parent / "goldens" / "smollm2.json.gz"
+NUM_LINES = {"smollm2": 2000, "gemma3": 1000, "qwen2": 500}
+OUTPUT = Path(__file__).parent / "goldens"
 
 CODE = [
     "def f(x: int) -> dict[str, list[int]]:\n    return {k: [v for v in range(10)] for k in 'abc'}",
@@ -69,7 +71,7 @@ SPACES = [
     "\x0b\x0c",
     "\u202f",
 ]
-SPECIAL = [
+SMOLLM2_SPECIAL = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -81,6 +83,31 @@ SPECIAL = [
     "<s>",
     "[INST]",
 ]
+GEMMA3_SPECIAL = [
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<unused7>",
+    "<0x0A>",
+    "<table>",
+    "</b>",
+    "[multimodal]",
+    "\u2581",
+    "\u2581\u2581",
+    "<start_of",
+]
+QWEN2_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|file_sep|>",
+    "<|im_start",
+]
+SPECIAL = {"smollm2": SMOLLM2_SPECIAL, "gemma3": GEMMA3_SPECIAL, "qwen2": QWEN2_SPECIAL}
 PUNCTUATION = "!?.,;:-–—_…'\"“”‘’«»()[]{}<>/\\|@#$%^&*+=~`§¶•©®™°±×÷€£¥"
 
 
@@ -104,8 +131,8 @@ def spaces(rng: random.Random) -> str:
     return "".join(rng.choice([*SPACES, "a", "B1", ".", "é"]) for _ in range(rng.randrange(1, 16)))
 
 
-def specials(rng: random.Random) -> str:
-    return "".join(rng.choice([rng.choice(SPECIAL), rng.choice(SPACES), rng.choice(WORDS)[:9], "user"]) for _ in range(rng.randrange(1, 9)))
+def specials(rng: random.Random, special: list[str]) -> str:
+    return "".join(rng.choice([rng.choice(special), rng.choice(SPACES), rng.choice(WORDS)[:9], "user"]) for _ in range(rng.randrange(1, 9)))
 
 
 def controls(rng: random.Random) -> str:
@@ -135,14 +162,14 @@ def any_characters(rng: random.Random) -> str:
     return "".join(chr(rng.randrange(*rng.choice(blocks))) for _ in range(rng.randrange(1, 14)))
 
 
-KINDS: list[Callable[[random.Random], str]] = [
+KINDS: list[Callable[[random.Random], str] | None] = [
     code,
     words,
     words,
     words,
     digits,
     spaces,
-    specials,
+    None,  # specials, which depend on the vocabulary
     controls,
     long_word,
     punctuation,
@@ -150,28 +177,29 @@ KINDS: list[Callable[[random.Random], str]] = [
 ]
 
 
-def lines() -> list[str]:
-    """Two thousand different lines."""
+def lines(name: str) -> list[str]:
+    """Different lines for a vocabulary, with its own special tokens."""
     rng = random.Random(20)
     found = dict.fromkeys(["", " ", "\n", *CODE, *WORDS])
-    while len(found) < NUM_LINES:
-        found[KINDS[len(found) % len(KINDS)](rng)] = None
+    while len(found) < NUM_LINES[name]:
+        kind = KINDS[len(found) % len(KINDS)]
+        found[specials(rng, SPECIAL[name]) if kind is None else kind(rng)] = None
     return list(found)
 
 
-def main(gguf_file: Path) -> None:
+def main(name: str, gguf_file: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     entries = []
-    for line in lines():
+    for line in lines(name):
         ids = tokenizer.encode(line)
         decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         entries.append([line, ids, None if decoded == line else decoded])
-    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.mkdir(exist_ok=True)
     text = json.dumps(entries, ensure_ascii=True, separators=(",", ":"))
-    OUTPUT.write_bytes(gzip.compress(text.encode(), mtime=0))
+    (OUTPUT / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -149,7 +149,7 @@ def test_a_missing_kind_is_the_default_and_is_said(load: Callable[..., Tokenizer
     ("changes", "words"),
     [
         ({"pre": "klingon"}, ["vocabulary.gguf", "tokenizer.ggml.pre", "'klingon'", "smollm"]),
-        ({"model": "llama"}, ["vocabulary.gguf", "tokenizer.ggml.model", "'llama'", "gpt2"]),
+        ({"model": "rwkv"}, ["vocabulary.gguf", "tokenizer.ggml.model", "'rwkv'", "gpt2", "llama"]),
     ],
 )
 def test_what_is_not_supported_is_named(load: Callable[..., Tokenizer], changes: dict[str, Any], words: list[str]) -> None:

@@ -76,6 +76,7 @@ def test_chat_template_file_and_named_templates(write: Callable[..., Tokenizer])
         ({"tokenizer__json": "{}"}, ["tokenizer.json", "is not a tokenizer"]),
         ({"tokenizer_config__json": "[1]"}, ["tokenizer_config.json", "object", "list"]),
         ({"tokenizer_config__json": "{"}, ["tokenizer_config.json", "JSON"]),
+        ({"tokenizer_config__json": '{"a":' + "9" * 5000 + "}"}, ["tokenizer_config.json", "JSON"]),
         ({"tokenizer_config__json": {"eos_token": 5}}, ["tokenizer_config.json", "eos_token", "5"]),
         ({"tokenizer_config__json": {"bos_token": "<nope>"}}, ["tokenizer_config.json", "bos_token", "<nope>"]),
         ({"tokenizer_config__json": {"chat_template": 5}}, ["tokenizer_config.json", "chat_template", "5"]),
@@ -142,6 +143,13 @@ def test_holes_in_the_numbering_say_nothing() -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend, special_tokens={})
     assert (tokenizer.vocab_size, tokenizer.decode([0, 1, 2, 3])) == (4, "ab")
+
+
+def test_an_id_far_beyond_the_tokens_is_refused() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 2**31}, []))
+    backend.decoder = decoders.ByteLevel()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: vocab: 2 tokens have ids up to 2147483648"):
+        Tokenizer(backend, special_tokens={})
 
 
 @pytest.mark.parametrize("token_id", [-1, 267, 2**40])
