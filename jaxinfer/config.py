@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxinfer.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["auto", "none", "int8", "int8_weight_only", "int4"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
+GROUP_SIZES = (32, 64, 128)
 OnOff = Literal["on", "off"]
 AutoOnOff = Literal["auto", "on", "off"]
 
@@ -50,6 +52,9 @@ class CacheConfig:
     num_kv_blocks: int | None = option(
         None, "usable KV blocks; default: what max-num-seqs sequences of max-model-len need, within the memory that is free"
     )
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto", "keys and values: float32, bfloat16, or int8 with a scale per token and head; auto: as the activations"
+    )
     prefix_caching: OnOff = option("off", "reuse KV blocks of equal prompt prefixes (not there yet: only 'off')")
 
     def __post_init__(self) -> None:
@@ -58,6 +63,7 @@ class CacheConfig:
             raise ConfigError(f"--block-size must be a power of two, got {self.block_size}", option="--block-size")
         if self.num_kv_blocks is not None:
             _check_range(self, "num_kv_blocks", 1, 2**31 // max(self.block_size, 1) - 1)
+        _check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
         _check_choice(self, "prefix_caching", ("on", "off"))
         if self.prefix_caching == "on":
             raise ConfigError("--prefix-caching on is not implemented yet; use 'off'", option="--prefix-caching")
@@ -104,7 +110,18 @@ class EngineConfig:
 
     model: str = option("smollm2-135m", "a preset's name, a GGUF file, a Hugging Face folder or a Hub id")
     dtype: Dtype = option("auto", "activations and KV: float32, bfloat16; auto: float32 on a CPU, bfloat16 elsewhere")
-    quantization: Quantization = option("none", "weights: none, or int8 (W8A8, dynamic per token, per output channel)")
+    quantization: Quantization = option(
+        "auto",
+        "weights: none (floats), int8 (W8A8, activations rounded per token), int8_weight_only (W8A16), int4 (W4A16, in groups); "
+        "auto: as the checkpoint stores them",
+    )
+    quantization_group_size: int = option(32, "weights that share a scale in int4: 32, 64 or 128")
+    quantization_zero_point: AutoOnOff = option(
+        "auto", "int4 with a zero point per group; auto: where the measured table says it is closer"
+    )
+    quantize_embeddings: AutoOnOff = option(
+        "auto", "whether the vocabulary's matrices (embedding, output) are quantized too; auto: where the measured table says it pays"
+    )
     seed: int = option(0, "seed of the stream that gives unseeded requests their seeds; 0: drawn from the system")
     batch_invariant: AutoOnOff = option("auto", "same bits for a request in any company; auto: on where it costs under 5 %")
     compile_cache_dir: Path | None = option(None, "where compiled programs are kept; default: jaxinfer/compiled in the user's cache folder")
@@ -116,7 +133,14 @@ class EngineConfig:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"--model must be a preset, a path or a Hub id, got {self.model!r}", option="--model")
         _check_choice(self, "dtype", ("auto", "float32", "bfloat16"))
-        _check_choice(self, "quantization", ("none", "int8"))
+        _check_choice(self, "quantization", get_args(Quantization))
+        if self.quantization_group_size not in GROUP_SIZES:
+            raise ConfigError(
+                f"--quantization-group-size must be one of {', '.join(map(str, GROUP_SIZES))}, got {self.quantization_group_size!r}",
+                option="--quantization-group-size",
+            )
+        _check_choice(self, "quantization_zero_point", get_args(AutoOnOff))
+        _check_choice(self, "quantize_embeddings", get_args(AutoOnOff))
         _check_choice(self, "batch_invariant", ("auto", "on", "off"))
         _check_range(self, "seed", 0, 2**63 - 1)
 

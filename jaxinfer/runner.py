@@ -7,8 +7,9 @@ tokens; split so that greedy and full sampling do not double the number of the l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -166,6 +167,28 @@ class ModelRunner:
 
     def _put(self, array: np.ndarray) -> Array:
         return jax.device_put(array, self._everywhere)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on all devices."""
+        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in self._weights)
+
+    @contextmanager
+    def replaced_weights(self, replace: Callable[[str, Array], Array]) -> Generator[None]:
+        """Run with other weights for a while, for research: `replace(path, array)` gives each one's stand-in.
+
+        `path` is where the array lies in the model, such as `layers.3.attention.qkv.weight`; shape and dtype must stay.
+        """
+        kept = self._weights
+        paths = [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree.leaves_with_path(jax.tree.unflatten(self._tree, kept))
+        ]
+        self._weights = [replace(path.removesuffix(".value"), array) for path, array in zip(paths, kept, strict=True)]
+        try:
+            yield
+        finally:
+            self._weights = kept
 
     # ---- running ---------------------------------------------------------------------------------------------------
 

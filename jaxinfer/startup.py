@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import psutil
 from jax.sharding import Mesh
 
 from jaxinfer import sharding
 from jaxinfer.batching import BatchShape, Buckets
 from jaxinfer.checkpoints.cache_dir import cache_dir
-from jaxinfer.checkpoints.load import declare_parameters, load_parameters
+from jaxinfer.checkpoints.load import Storage, WeightSlot, declare_parameters, load_parameters
 from jaxinfer.checkpoints.resolve import open_checkpoint
 from jaxinfer.checkpoints.source import Checkpoint
 from jaxinfer.client import EngineDescription
@@ -26,21 +25,16 @@ from jaxinfer.engine import Engine
 from jaxinfer.errors import CheckpointError, ConfigError
 from jaxinfer.kv.block_pool import GroupedPools
 from jaxinfer.kv.cache import layer_shapes
-from jaxinfer.kv.groups import KVGroupSpec, ceil_div
+from jaxinfer.kv.sizing import resolve_num_blocks
 from jaxinfer.metrics import compile_counter
 from jaxinfer.models.config import find
+from jaxinfer.quant import measured
 from jaxinfer.quant import weight as quant
 from jaxinfer.runner import ModelRunner
 from jaxinfer.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
 
 DEFAULT_MAX_MODEL_LEN = 8192
-INVARIANT_ROWS = 8
-"""Rows to which every dot is padded where bits must not depend on the batch, and where one row is slow (int8)."""
-POOL_GRID = 64
-"""The default pool is a multiple of this many blocks: the pool's size is part of every compiled program."""
-CPU_POOL_BYTES = 2 * 2**30
-
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done ("weights", "programs"), how much of it is done, and how much there is."""
 
@@ -81,19 +75,17 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
     counter = compile_counter()
     mesh = sharding.make_mesh(config.parallel.tensor_parallel_size)
     dtype = resolve_dtype(config.dtype, mesh)
-    quantization = quant.method(config.quantization)
-    model = architecture.Model(model_config, mesh, dtype)
-    slots = declare_parameters(model, mesh, quantization)
-    groups = architecture.kv_groups(model_config, dtype)
     max_model_len = resolve_max_model_len(config, model_config.max_positions)
-    num_blocks = resolve_num_blocks(config, groups, max_model_len, mesh)
-    min_rows = INVARIANT_ROWS if is_batch_invariant(config) or quantization is not None else 1
+    model = architecture.Model(model_config, mesh, dtype, max_model_len)
+    slots = declare_parameters(model, mesh, checkpoint, resolve_storage(config), model_config.unused_tensors)
+    groups = architecture.kv_groups(model_config, resolve_kv_dtype(config.cache.kv_cache_dtype, dtype))
     block_size, limits = config.cache.block_size, config.scheduler
-    buckets = Buckets.build(limits.max_num_seqs, limits.max_num_batched_tokens, min_rows)
+    num_blocks = resolve_num_blocks(config.cache, limits, groups, max_model_len, mesh)
+    buckets = Buckets.build(limits.max_num_seqs, limits.max_num_batched_tokens, resolve_min_rows(config.batch_invariant, slots))
     runner = ModelRunner(
         model,
         mesh=mesh,
-        kv_shapes=layer_shapes(groups, [num_blocks] * len(groups), block_size, mesh),
+        kv_shapes=layer_shapes(groups, num_blocks, block_size, mesh),
         buckets=buckets,
         shape=BatchShape.build(len(groups), max_model_len, block_size, limits.max_num_seqs),
         vocab_size=model_config.vocab_size,
@@ -101,7 +93,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
     )
     with ThreadPoolExecutor(max_workers=1) as pool:
         compiling = pool.submit(_timed, lambda: runner.compile(lambda done, total: on_progress("programs", done, total)))
-        load = lambda: load_parameters(slots, checkpoint, mesh, quantization, lambda done, total: on_progress("weights", done, total))  # noqa: E731
+        load = lambda: load_parameters(slots, checkpoint, mesh, lambda done, total: on_progress("weights", done, total))  # noqa: E731
         try:
             _, load_seconds = _timed(load)
         except BaseException:
@@ -109,7 +101,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
             raise
         num_programs, compile_seconds = compiling.result()
     runner.start(model)
-    pools = GroupedPools(groups, [num_blocks] * len(groups), block_size)
+    pools = GroupedPools(groups, num_blocks, block_size)
     eos_token_ids = resolve_eos_token_ids(checkpoint, tokenizer)
     scheduler = Scheduler(
         limits, pools, max_model_len=max_model_len, max_num_logit_rows=buckets.max_num_logit_rows, eos_token_ids=eos_token_ids
@@ -118,7 +110,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         model_name=checkpoint.name,
         max_model_len=max_model_len,
         vocab_size=tokenizer.vocab_size,
-        num_kv_blocks=num_blocks,
+        num_kv_blocks=sum(num_blocks),
         block_size=block_size,
         max_num_seqs=limits.max_num_seqs,
         max_prompt_tokens=scheduler.max_seq_tokens - 1,
@@ -156,9 +148,34 @@ def resolve_dtype(name: str, mesh: Mesh) -> jnp.dtype:
     return jnp.dtype(name if name != "auto" else "float32" if is_cpu else "bfloat16")
 
 
-def is_batch_invariant(config: EngineConfig) -> bool:
-    """ "auto" is on for int8, whose dots are padded to 8 rows in any case, and off otherwise: a lone float32 row pays for it."""
-    return config.batch_invariant == "on" or (config.batch_invariant == "auto" and config.quantization == "int8")
+def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> str:
+    """What keys and values are kept in: as the activations unless asked otherwise."""
+    return str(dtype) if name == "auto" else name
+
+
+def resolve_storage(config: EngineConfig) -> Storage:
+    """How weights are stored; what "auto" means here was measured beforehand, see `quant.measured`."""
+    name = config.quantization
+    zero_point = config.quantization_zero_point
+    has_zero_point = measured.ZERO_POINT_PAYS if zero_point == "auto" else zero_point == "on"
+    embeddings = config.quantize_embeddings
+    return Storage(
+        method=None if name == "auto" else quant.method(name, config.quantization_group_size, has_zero_point),
+        keeps_packed=name == "auto",
+        has_embeddings=name in measured.EMBEDDINGS_PAY if embeddings == "auto" else embeddings == "on",
+    )
+
+
+def resolve_min_rows(batch_invariant: str, slots: Sequence[WeightSlot]) -> int:
+    """The least rows of a step: what it takes that bits do not depend on the batch.
+
+    "auto" asks for no more than costs nothing: a lone row of floats takes half the time of 8, while packed matrices give the
+    same bits at any number and int8 rows are padded in any case. It is therefore "on" unless there are matrices of floats.
+    """
+    weights = [getattr(slot.module, slot.name).get_value() for slot in slots if len(slot.spec.shape) > 1]
+    if batch_invariant != "on":
+        weights = [weight for weight in weights if isinstance(weight, quant.QuantizedWeight)]
+    return max(map(quant.min_rows, weights), default=1)
 
 
 def resolve_max_model_len(config: EngineConfig, max_positions: int) -> int:
@@ -167,31 +184,6 @@ def resolve_max_model_len(config: EngineConfig, max_positions: int) -> int:
     if asked is not None and asked > max_positions:
         raise ConfigError(f"--max-model-len {asked} exceeds the model's context of {max_positions} tokens", option="--max-model-len")
     return asked or min(max_positions, DEFAULT_MAX_MODEL_LEN)
-
-
-def resolve_num_blocks(config: EngineConfig, groups: tuple[KVGroupSpec, ...], max_model_len: int, mesh: Mesh) -> int:
-    """What max_num_seqs sequences of max_model_len need, within the memory budget, on a coarse grid."""
-    if config.cache.num_kv_blocks is not None:
-        return config.cache.num_kv_blocks
-    block_size = config.cache.block_size
-    per_token = sum(
-        tensor.num_heads * tensor.head_dim * jnp.dtype(tensor.dtype).itemsize * len(group.layers)
-        for group in groups
-        for tensor in group.tensors
-    )
-    wanted = config.scheduler.max_num_seqs * ceil_div(max_model_len, block_size)
-    affordable = _pool_budget_bytes(mesh) // (per_token * block_size)
-    blocks = min(wanted, max(affordable, ceil_div(max_model_len, block_size)))
-    return ceil_div(blocks, POOL_GRID) * POOL_GRID
-
-
-def _pool_budget_bytes(mesh: Mesh) -> int:
-    """On a CPU a tenth of the machine's memory, 2 GiB at most; on a GPU 80 % of what is free, on every device."""
-    device = mesh.devices.flat[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats is None:
-        return min(CPU_POOL_BYTES, psutil.virtual_memory().total // 10)
-    return int((stats["bytes_limit"] - stats["bytes_in_use"]) * 0.8) * mesh.size
 
 
 def resolve_eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:

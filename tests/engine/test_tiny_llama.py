@@ -99,8 +99,7 @@ def test_unknown_attributes_are_named(tiny_llama: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_llama / "config.json").read_text())
     for change, words in (
         ({"sliding_window": 128}, "sliding_window"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 4}}, "rope_scaling"),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ):
         with pytest.raises(UnsupportedModelError, match=words):

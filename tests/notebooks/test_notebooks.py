@@ -18,7 +18,10 @@ from tests.notebooks.executing import execute, with_parameters
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-SMALL = {"01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 4, "CONCURRENCIES": (1, 32)}}
+SMALL = {
+    "01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 4, "CONCURRENCIES": (1, 32)},
+    "02_quantization": {"NUM_WINDOWS": 1, "WINDOW": 32, "LAYERS": (0, 29)},
+}
 """Parameters of each notebook that make it short."""
 
 

@@ -1,0 +1,112 @@
+"""What every way of storing weights and KV costs in quality, memory and loading time: a table, then one JSON line.
+
+`python benchmarks/quality.py smollm2-135m [--num-tokens 8192] [--only NAME …]`
+
+Text: the Brown corpus. Each row is compared, position by position, with the same checkpoint in float32 (for a GGUF: its
+dequantized weights).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxinfer import LLM
+from jaxinfer.benchmarking.environment import describe_environment
+from jaxinfer.checkpoints import open_checkpoint
+from jaxinfer.checkpoints.convert import convert
+from jaxinfer.evaluation.corpus import brown_text
+from jaxinfer.evaluation.scores import log_probs, measure_agreement, windows_of
+
+WINDOW = 512
+REFERENCE = "float32"
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    REFERENCE: {"quantization": "none"},
+    "bfloat16": {"quantization": "none", "dtype": "bfloat16"},
+    "as stored": {"quantization": "auto"},
+    "int8": {"quantization": "int8"},
+    "int8_weight_only": {"quantization": "int8_weight_only"},
+    "int4, 32, symmetric": {"quantization": "int4", "quantization_zero_point": "off"},
+    "int4, 32, zero point": {"quantization": "int4", "quantization_zero_point": "on"},
+    "int4, 32, zero point, float vocabulary": {"quantization": "int4", "quantization_zero_point": "on", "quantize_embeddings": "off"},
+    "int4, 64, zero point": {"quantization": "int4", "quantization_zero_point": "on", "quantization_group_size": 64},
+    "int4, 128, zero point": {"quantization": "int4", "quantization_zero_point": "on", "quantization_group_size": 128},
+    "KV bfloat16": {"quantization": "none", "kv_cache_dtype": "bfloat16"},
+    "KV int8": {"quantization": "none", "kv_cache_dtype": "int8"},
+}
+QUANTIZATION_OPTIONS = ("quantization", "quantization_group_size", "quantization_zero_point")
+
+
+def load(model: str, options: Mapping[str, Any]) -> LLM:
+    return LLM(
+        model=model,
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        max_model_len=WINDOW + 1,
+        num_kv_blocks=64,
+        show_progress=False,
+        **{"dtype": "float32", "quantize_embeddings": "on", **options},
+    )
+
+
+def bytes_on_disk(model: str, options: Mapping[str, Any]) -> int:
+    """Of the checkpoint itself where it is taken as it is, else of its conversion."""
+    path = open_checkpoint(model).path
+    if options["quantization"] == "auto" and path.is_file():
+        return path.stat().st_size
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {name: options[name] for name in QUANTIZATION_OPTIONS if name in options}
+        written = convert(model, Path(folder) / "converted", format="orbax", dtype=options.get("dtype", "float32"), **chosen)
+        return sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--num-tokens", type=int, default=8192)
+    parser.add_argument("--only", nargs="*", choices=list(ROWS), help="some rows; the reference is always computed")
+    args = parser.parse_args()
+    reference = load(args.model, ROWS[REFERENCE])
+    windows = windows_of(brown_text(), reference.tokenizer, num_tokens=args.num_tokens, window=WINDOW)
+    expected: list[np.ndarray] = [log_probs(reference.engine, window) for window in windows]
+    rows = {}
+    for name, options in ROWS.items():
+        if args.only and name not in args.only:
+            continue
+        llm = reference if name == REFERENCE else load(args.model, options)
+        started = time.perf_counter()
+        result = measure_agreement(llm.engine, windows, expected.__getitem__)
+        rows[name] = {
+            "perplexity": result.perplexity.perplexity,
+            "perplexity_ratio": result.perplexity.perplexity / result.reference.perplexity,
+            "kl_mean": result.kl_mean,
+            "kl_p99": result.kl_p99,
+            "top1": result.top1,
+            "bytes_in_memory": llm.engine.runner.weight_bytes,
+            "bytes_on_disk": bytes_on_disk(args.model, options) if "KV" not in name else None,
+            "load_seconds": llm.startup.load_seconds,
+            "evaluation_seconds": time.perf_counter() - started,
+        }
+        row = rows[name]
+        print(
+            f"{name:40s} ppl {row['perplexity']:8.3f} ({100 * row['perplexity_ratio'] - 100:+6.2f} %)  KL {row['kl_mean']:.5f}  "
+            f"top-1 {row['top1']:.4f}  memory {row['bytes_in_memory'] / 1e6:7.1f} MB  load {row['load_seconds']:5.1f} s",
+            flush=True,
+        )
+        del llm
+        gc.collect()
+    about = {"benchmark": "quality", **describe_environment(), "model": args.model}
+    print(json.dumps(about | {"num_tokens": len(windows) * WINDOW, "window": WINDOW, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
