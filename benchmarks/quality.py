@@ -14,6 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,30 @@ import numpy as np
 from jaxinfer import LLM
 from jaxinfer.benchmarking.environment import describe_environment
 from jaxinfer.checkpoints import open_checkpoint
-from jaxinfer.checkpoints.convert import convert
+from jaxinfer.checkpoints.convert import ConvertOptions, convert
+from jaxinfer.config import EngineConfig
 from jaxinfer.evaluation.corpus import brown_text
 from jaxinfer.evaluation.scores import log_probs, measure_agreement, windows_of
+from jaxinfer.startup import resolve_storage
 
 WINDOW = 512
 REFERENCE = "float32"
+AS_STORED = {"quantization": "auto", "quantization_group_size": 32, "quantization_zero_point": "auto"}
+INT4 = {"quantization": "int4"}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {"quantization": "none"},
     "bfloat16": {"quantization": "none", "dtype": "bfloat16"},
     "as stored": {"quantization": "auto"},
     "int8": {"quantization": "int8"},
     "int8_weight_only": {"quantization": "int8_weight_only"},
-    "int4, 32, symmetric": {"quantization": "int4", "quantization_zero_point": "off"},
-    "int4, 32, zero point": {"quantization": "int4", "quantization_zero_point": "on"},
-    "int4, 32, zero point, float vocabulary": {"quantization": "int4", "quantization_zero_point": "on", "quantize_embeddings": "off"},
-    "int4, 64, zero point": {"quantization": "int4", "quantization_zero_point": "on", "quantization_group_size": 64},
-    "int4, 128, zero point": {"quantization": "int4", "quantization_zero_point": "on", "quantization_group_size": 128},
+    "int4, 32, symmetric": {**INT4, "quantization_zero_point": "off"},
+    "int4, 32, zero point": {**INT4, "quantization_zero_point": "on"},
+    "int4, 32, zero point, int4 vocabulary": {**INT4, "quantization_zero_point": "on", "quantize_embeddings": "on"},
+    "int4, 64, zero point": {**INT4, "quantization_zero_point": "on", "quantization_group_size": 64},
+    "int4, 128, zero point": {**INT4, "quantization_zero_point": "on", "quantization_group_size": 128},
     "KV bfloat16": {"quantization": "none", "kv_cache_dtype": "bfloat16"},
     "KV int8": {"quantization": "none", "kv_cache_dtype": "int8"},
 }
-QUANTIZATION_OPTIONS = ("quantization", "quantization_group_size", "quantization_zero_point")
 
 
 def load(model: str, options: Mapping[str, Any]) -> LLM:
@@ -53,19 +57,22 @@ def load(model: str, options: Mapping[str, Any]) -> LLM:
         max_model_len=WINDOW + 1,
         num_kv_blocks=64,
         show_progress=False,
-        **{"dtype": "float32", "quantize_embeddings": "on", **options},
+        **{"dtype": "float32", **options},
     )
 
 
-def bytes_on_disk(model: str, options: Mapping[str, Any]) -> int:
-    """Of the checkpoint itself where it is taken as it is, else of its conversion."""
+def written(model: str, options: Mapping[str, Any], folder: Path) -> Path:
+    """The checkpoint as it is, for "auto"; else its conversion, quantized once and for all."""
     path = open_checkpoint(model).path
-    if options["quantization"] == "auto" and path.is_file():
-        return path.stat().st_size
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = {name: options[name] for name in QUANTIZATION_OPTIONS if name in options}
-        written = convert(model, Path(folder) / "converted", format="orbax", dtype=options.get("dtype", "float32"), **chosen)
-        return sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+    if options["quantization"] == "auto":
+        return path
+    names = {field.name for field in fields(EngineConfig)} - {"dtype"}
+    storage = resolve_storage(EngineConfig(**{name: value for name, value in options.items() if name in names}))
+    return convert(model, folder / "converted", ConvertOptions(format="orbax", dtype=options.get("dtype", "float32"), storage=storage))
+
+
+def size_on_disk(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def main() -> None:
@@ -82,20 +89,23 @@ def main() -> None:
     for name, options in ROWS.items():
         if args.only and name not in args.only:
             continue
-        llm = reference if name == REFERENCE else load(args.model, options)
-        started = time.perf_counter()
-        result = measure_agreement(llm.engine, windows, expected.__getitem__)
-        rows[name] = {
-            "perplexity": result.perplexity.perplexity,
-            "perplexity_ratio": result.perplexity.perplexity / result.reference.perplexity,
-            "kl_mean": result.kl_mean,
-            "kl_p99": result.kl_p99,
-            "top1": result.top1,
-            "bytes_in_memory": llm.engine.runner.weight_bytes,
-            "bytes_on_disk": bytes_on_disk(args.model, options) if "KV" not in name else None,
-            "load_seconds": llm.startup.load_seconds,
-            "evaluation_seconds": time.perf_counter() - started,
-        }
+        with tempfile.TemporaryDirectory() as folder:
+            is_weights = "kv_cache_dtype" not in options
+            path = written(args.model, options, Path(folder)) if is_weights else None
+            llm = load(str(path), {**options, **AS_STORED}) if path is not None else load(args.model, options)
+            started = time.perf_counter()
+            result = measure_agreement(llm.engine, windows, expected.__getitem__)
+            rows[name] = {
+                "perplexity": result.perplexity.perplexity,
+                "perplexity_ratio": result.perplexity.perplexity / result.reference.perplexity,
+                "kl_mean": result.kl_mean,
+                "kl_p99": result.kl_p99,
+                "top1": result.top1,
+                "bytes_in_memory": llm.engine.runner.weight_bytes,
+                "bytes_on_disk": size_on_disk(path) if path is not None else None,
+                "load_seconds": llm.startup.load_seconds,
+                "evaluation_seconds": time.perf_counter() - started,
+            }
         row = rows[name]
         print(
             f"{name:40s} ppl {row['perplexity']:8.3f} ({100 * row['perplexity_ratio'] - 100:+6.2f} %)  KL {row['kl_mean']:.5f}  "

@@ -120,7 +120,7 @@ class EngineConfig:
         "auto", "int4 with a zero point per group; auto: where the measured table says it is closer"
     )
     quantize_embeddings: AutoOnOff = option(
-        "auto", "whether the vocabulary's matrices (embedding, output) are quantized too; auto: where the measured table says it pays"
+        "auto", "quantize the vocabulary's matrices (embedding, output) too; auto: on, but to int8 where int4 is measured to be too coarse"
     )
     seed: int = option(0, "seed of the stream that gives unseeded requests their seeds; 0: drawn from the system")
     batch_invariant: AutoOnOff = option("auto", "same bits for a request in any company; auto: on where it costs under 5 %")
@@ -141,8 +141,23 @@ class EngineConfig:
             )
         _check_choice(self, "quantization_zero_point", get_args(AutoOnOff))
         _check_choice(self, "quantize_embeddings", get_args(AutoOnOff))
+        self._check_quantization_options()
         _check_choice(self, "batch_invariant", ("auto", "on", "off"))
         _check_range(self, "seed", 0, 2**63 - 1)
+
+    def _check_quantization_options(self) -> None:
+        """What says something of one method only is not accepted beside another and ignored."""
+        is_asked = {
+            "quantization_group_size": self.quantization_group_size != GROUP_SIZES[0],
+            "quantization_zero_point": self.quantization_zero_point != "auto",
+        }
+        for name, asked in is_asked.items():
+            if asked and self.quantization != "int4":
+                raise ConfigError(
+                    f"{option_name(name)} is for --quantization int4, got --quantization {self.quantization}", option=option_name(name)
+                )
+        if self.quantize_embeddings == "on" and self.quantization == "none":
+            raise ConfigError("--quantize-embeddings on needs a --quantization, got none", option="--quantize-embeddings")
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

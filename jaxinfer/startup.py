@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +156,16 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> str:
 
 def resolve_storage(config: EngineConfig) -> Storage:
     """How weights are stored; what "auto" means here was measured beforehand, see `quant.measured`."""
-    name = config.quantization
-    zero_point = config.quantization_zero_point
+    name, is_packed = config.quantization, config.quantization == "auto"
+    zero_point, embeddings = config.quantization_zero_point, config.quantize_embeddings
     has_zero_point = measured.ZERO_POINT_PAYS if zero_point == "auto" else zero_point == "on"
-    embeddings = config.quantize_embeddings
-    return Storage(
-        method=None if name == "auto" else quant.method(name, config.quantization_group_size, has_zero_point),
-        keeps_packed=name == "auto",
-        has_embeddings=name in measured.EMBEDDINGS_PAY if embeddings == "auto" else embeddings == "on",
-    )
+    make = partial(quant.method, group_size=config.quantization_group_size, zero_point=has_zero_point)
+    vocabulary = None
+    if embeddings == "off":
+        vocabulary = Storage()
+    elif embeddings == "auto" and name in measured.VOCABULARY_METHODS:
+        vocabulary = Storage(method=make(measured.VOCABULARY_METHODS[name]))
+    return Storage(method=None if is_packed else make(name), keeps_packed=is_packed, vocabulary=vocabulary)
 
 
 def resolve_min_rows(batch_invariant: str, slots: Sequence[WeightSlot]) -> int:

@@ -35,8 +35,12 @@ class Storage:
     """Quantize every matrix that can be; None leaves floats floats."""
     keeps_packed: bool = False
     """Without a method: a matrix that is stored quantized is multiplied as it is stored."""
-    has_embeddings: bool = True
-    """Whether the two apply to the matrices of the vocabulary as well."""
+    vocabulary: Storage | None = None
+    """How the vocabulary's matrices, embedding and output, are stored; None: as the others."""
+
+    def of(self, spec: WeightSpec) -> Storage:
+        """What applies to a parameter."""
+        return self if self.vocabulary is None or "vocab" not in spec.axes else self.vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ def declare_parameters(
 ) -> list[WeightSlot]:
     """Give every parameter the shapes, dtypes and shardings that it will have, so that programs can be compiled.
 
-    Returns what `load_parameters` fills. Nothing is read. Tensors whose names begin with one of `unused` may be there.
+    Returns what `load_parameters` fills. Tensors whose names begin with one of `unused` may be there. Nothing is read but biases
+    that the model does not have, which must be zeros.
 
     Raises:
         CheckpointError: naming the tensor that is missing or of another shape.
@@ -82,6 +87,7 @@ def declare_parameters(
         slots.append(WeightSlot(module, name, spec, struct.dtype, form, partitions))
     left = set(checkpoint.tensors) - used
     unknown = sorted(name for name in left if not UNUSED_BY_ALL.search(name) and not name.startswith(unused))
+    unknown = [name for name in unknown if not _is_zero_bias(name, checkpoint.tensors, used)]
     if unknown:
         raise UnsupportedModelError(
             f"{checkpoint.path}: tensor {unknown[0]!r:.200} is not used by this model ({len(unknown)} are not): config.json does not ask for it"
@@ -90,6 +96,14 @@ def declare_parameters(
         if isinstance(variable.get_value(), np.ndarray):
             setattr(module, name, nnx.Variable(sharding.put(mesh, variable.get_value(), sharding.spec())))
     return slots
+
+
+def _is_zero_bias(name: str, tensors: Mapping[str, LazyTensor], used: set[str]) -> bool:
+    """Whether a tensor is a bias that adds nothing: GPTQ's tools gave one to every matrix, also in models without."""
+    matrix = name.removesuffix("bias") + "weight"
+    if not name.endswith(".bias") or matrix not in used or tensors[name].shape != tensors[matrix].shape[:1]:
+        return False
+    return not np.asarray(tensors[name].read()).any()
 
 
 def load_parameters(
@@ -115,12 +129,12 @@ def _choose_form(
     spec: WeightSpec, struct: jax.ShapeDtypeStruct, tensors: Mapping[str, LazyTensor], storage: Storage, num_shards: int
 ) -> tuple[Any, Form]:
     """The parameter's abstract value, and how it is read."""
-    is_wanted = spec.is_quantizable and (storage.has_embeddings or "vocab" not in spec.axes)
-    if is_wanted and storage.method is not None:
+    storage = storage.of(spec)
+    if spec.is_quantizable and storage.method is not None:
         shards_of_rows = num_shards if spec.axes[-1] is not None else 1
         if storage.method.accepts(spec.shape, shards_of_rows):
             return storage.method.abstract(spec.shape), _Quantized(storage.method)
-    if is_wanted and storage.method is None and storage.keeps_packed:
+    if spec.is_quantizable and storage.method is None and storage.keeps_packed:
         packed = _abstract_packed(spec, tensors)
         if packed is not None and _can_be_split(packed, sharding.spec(*spec.axes), num_shards):
             return packed, _read_packed

@@ -14,7 +14,6 @@ from jaxinfer.checkpoints.load import Storage
 from jaxinfer.checkpoints.source import Checkpoint, LazyTensor, PackedTensor
 from jaxinfer.layers.weights import Source, WeightSpec
 from jaxinfer.models.config import find
-from jaxinfer.quant.weight import Method
 
 
 def stored_tensors(checkpoint: Checkpoint, storage: Storage) -> dict[str, LazyTensor]:
@@ -23,24 +22,25 @@ def stored_tensors(checkpoint: Checkpoint, storage: Storage) -> dict[str, LazyTe
     Raises:
         CheckpointError, UnsupportedModelError: the model has to be known to say which matrices can be quantized, and is not.
     """
-    if storage.method is None and not storage.keeps_packed:
-        return {name: replace(tensor, packed=None) for name, tensor in checkpoint.tensors.items()}
-    wanted = quantizable_tensors(checkpoint, storage.has_embeddings)
+    wanted = quantizable_tensors(checkpoint)
     return {
-        name: _stored(tensor, storage.method) if name in wanted else replace(tensor, packed=None)
+        name: _stored(tensor, storage.of(wanted[name])) if name in wanted else replace(tensor, packed=None)
         for name, tensor in checkpoint.tensors.items()
     }
 
 
-def _stored(tensor: LazyTensor, method: Method | None) -> LazyTensor:
-    if method is None or not method.accepts(tensor.shape, 1):
-        return tensor if method is None else replace(tensor, packed=None)
+def _stored(tensor: LazyTensor, storage: Storage) -> LazyTensor:
+    method = storage.method
+    if method is None:
+        return tensor if storage.keeps_packed else replace(tensor, packed=None)
+    if not method.accepts(tensor.shape, 1):
+        return replace(tensor, packed=None)
     packed = PackedTensor(method.abstract(tensor.shape), lambda: method.from_float(np.asarray(tensor.read(), np.float32)))
     return replace(tensor, packed=packed)
 
 
-def quantizable_tensors(checkpoint: Checkpoint, has_embeddings: bool) -> set[str]:
-    """The names of matrices that the model multiplies as they lie in the checkpoint, [out, in].
+def quantizable_tensors(checkpoint: Checkpoint) -> dict[str, WeightSpec]:
+    """The matrices that the model multiplies as they lie in the checkpoint, [out, in], with the parameter that each is of.
 
     A tensor that is transposed, or that stacks experts, is none of them.
     """
@@ -48,16 +48,17 @@ def quantizable_tensors(checkpoint: Checkpoint, has_embeddings: bool) -> set[str
     architecture = find(checkpoint.config, file)
     config = architecture.Config.from_hf(checkpoint.config, file)
     model = architecture.Model(config, sharding.make_mesh(1), jnp.dtype(jnp.float32), min(config.max_positions, 8))
-    names: set[str] = set()
+    found: dict[str, WeightSpec] = {}
     for _, module in nnx.iter_modules(model):
         for value in vars(module).values():
             if isinstance(value, nnx.Param):
-                names |= _quantizable(value.get_metadata()["spec"], checkpoint.tensors, has_embeddings)
-    return names
+                spec: WeightSpec = value.get_metadata()["spec"]
+                found |= dict.fromkeys(_quantizable(spec, checkpoint.tensors), spec)
+    return found
 
 
-def _quantizable(spec: WeightSpec, tensors: Mapping[str, LazyTensor], has_embeddings: bool) -> set[str]:
-    if not spec.is_quantizable or ("vocab" in spec.axes and not has_embeddings):
+def _quantizable(spec: WeightSpec, tensors: Mapping[str, LazyTensor]) -> set[str]:
+    if not spec.is_quantizable:
         return set()
     sources = [Source(source) if isinstance(source, str) else source for source in spec.sources]
     return {

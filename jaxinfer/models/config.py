@@ -38,7 +38,6 @@ HARMLESS = frozenset(
         "pad_token_id",
         "initializer_range",
         "is_llama_config",
-        "rope_interleaved",
         "transformers.js_config",
         "pretraining_tp",
         "output_attentions",
@@ -53,9 +52,31 @@ HARMLESS = frozenset(
         "resid_pdrop",
         "attn_pdrop",
         "cache_implementation",
+        "gradient_checkpointing",
+        "num_labels",
+        "_num_labels",
+        "task_specific_params",
+        "tokenizer_class",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "unsloth_fixed",
+        "unsloth_version",
+        "max_length",
+        "length_penalty",
+        "num_beams",
+        "num_beam_groups",
+        "num_return_sequences",
+        "repetition_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
     ]
 )
-"""Attributes that say nothing of the forward pass: names, training, and where remote code would be, which is never run."""
+"""Attributes that say nothing of the forward pass: names, training, how to generate (transformers 4 wrote that here too), and
+where remote code would be, which is never run."""
 
 
 class ConfigReader:
@@ -134,6 +155,8 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Refuse every attribute that has been neither read nor listed as harmless, unless it is null or false."""
+        if not self._prefix:
+            self.only("is_causal", True)  # false, in the files of some embedding models, asks for attention to what follows
         unused = sorted(name for name in self._left if self._config[name] not in (None, False, {}, []))
         if unused:
             name = unused[0]

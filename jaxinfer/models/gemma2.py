@@ -30,6 +30,7 @@ class Config(DecoderConfig):
         reader.only("use_bidirectional_attention", False)
         num_layers, has_bias = reader.positive("num_hidden_layers"), reader.optional("attention_bias", bool, False)
         window = reader.window()
+        reader.only("sliding_window_size", window)  # stands in the files of 9B and 27B as well
         result = cls(
             **fields,
             layers=reader.layer_kinds(window, [index % 2 == 0 for index in range(num_layers)]),

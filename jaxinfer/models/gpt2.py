@@ -61,7 +61,8 @@ class Config:
         reader.only("add_cross_attention", False)
         reader.only("tie_word_embeddings", True)
         # Of two ways to the same scores in float32, this asks for the more exact one, which is the only one here.
-        reader.ignore("reorder_and_upcast_attn", "n_ctx", "task_specific_params", *HEAD_ATTRIBUTES)
+        reader.ignore("reorder_and_upcast_attn", "n_ctx", *HEAD_ATTRIBUTES)
+        reader.ignore("n_special", "predict_special_tokens", "output_past")  # stand in the files of medium to XL; never read
         result = cls(
             vocab_size=reader.positive("vocab_size"),
             size=size,

@@ -26,6 +26,8 @@ class Config(DecoderConfig):
         reader = ConfigReader(config, file)
         fields = reader.decoder_fields()
         reader.only("hidden_act", "silu")
+        reader.only("rope_interleaved", False)  # stands in SmolLM's files
+        reader.ignore("max_sequence_length")  # stands in files of Llama 1 beside max_position_embeddings
         has_bias = reader.optional("attention_bias", bool, False)
         rope = reader.rope(head_dim=fields["head_dim"], max_positions=fields["max_positions"])
         result = cls(

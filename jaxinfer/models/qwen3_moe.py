@@ -33,6 +33,9 @@ class Config(MoEConfig):
         fields = reader.decoder_fields(max_positions=32768)
         reader.only("hidden_act", "silu")
         reader.ignore("output_router_logits", "router_aux_loss_coef")  # for training
+        reader.only("use_qk_norm", True)  # this and the next two stand in Qwen3-Coder's files
+        reader.only("qkv_bias", False)
+        reader.only("shared_expert_intermediate_size", 0)
         reader.ignore("max_window_layers")  # which layers have the window is Qwen3's; here it is all or none
         rope = reader.rope(head_dim=fields["head_dim"], max_positions=fields["max_positions"])
         window = reader.positive("sliding_window", default=4096) if reader.optional("use_sliding_window", bool, False) else None

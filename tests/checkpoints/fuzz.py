@@ -89,7 +89,7 @@ def whole_checkpoints(format: str, folder: Path) -> list[Path]:
         from jaxinfer.checkpoints.load import Storage
         from jaxinfer.quant.weight import method
 
-        storage = Storage(method=method("int4", 32, True), has_embeddings=False)
+        storage = Storage(method=method("int4", 32, True), vocabulary=Storage())
         return [convert(str(source), folder / "orbax", ConvertOptions(format="orbax", storage=storage, max_shard_bytes=60_000))]
     assert format == "config", format
     copied = []

@@ -99,7 +99,7 @@ def test_a_stored_quantization_is_kept_or_undone() -> None:
     floats = load(spec, tensors)
     np.testing.assert_array_equal(np.asarray(floats), np.concatenate([q, k]))
     vocabulary = WeightSpec(("q",), (4, 6), ("vocab", None), is_quantizable=True)
-    assert isinstance(load(vocabulary, {"q": tensors["q"]}, Storage(keeps_packed=True, has_embeddings=False)), jax.Array)
+    assert isinstance(load(vocabulary, {"q": tensors["q"]}, Storage(keeps_packed=True, vocabulary=Storage())), jax.Array)
 
 
 def test_pieces_of_different_types_stay_parts() -> None:
@@ -125,3 +125,13 @@ def test_what_does_not_fit_is_named() -> None:
         with pytest.raises(CheckpointError, match=r"config\.json"):
             load(WeightSpec((source,), (4, 6), (None, None)), {"q": plain(draw(4, 6))})
     assert load(spec, {"q": plain(draw(4, 6)), "model.rotary_emb.inv_freq": plain(draw(3))}).shape == (4, 6)
+
+
+def test_biases_that_the_model_has_not_must_be_zeros() -> None:
+    """As GPTQ's tools write them for every matrix."""
+    spec = WeightSpec(("q.weight",), (4, 6), (None, None))
+    matrix, zeros = {"q.weight": plain(draw(4, 6))}, np.zeros(4, np.float16)
+    assert load(spec, matrix | {"q.bias": plain(zeros)}).shape == (4, 6)
+    for others in ({"q.bias": plain(draw(4))}, {"q.bias": plain(np.zeros(5))}, {"k.bias": plain(zeros)}, {"q.weight.bias": plain(zeros)}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(others))):
+            load(spec, matrix | others)

@@ -260,6 +260,41 @@ def test_float8_with_a_cut_block_is_read_as_floats() -> None:
     np.testing.assert_allclose(tensor.read(), example.floats, rtol=2e-7)
 
 
+@pytest.mark.parametrize("name", ["fp8_tensor", "float_quantized", "int_quantized_w8a8", "pack_quantized"])
+def test_fixed_scales_of_activations_are_left_alone(name: str) -> None:
+    """The weights are what they are without; activations stay floats, which is nearer to the model than their rounding."""
+    example = EXAMPLES[name]()
+    fixed = {"num_bits": 8, "type": "int" if name.startswith("int") else "float", "strategy": "tensor", "dynamic": False}
+    group = example.settings.get("config_groups", {}).get("group_0", {}) | {"input_activations": fixed}
+    is_fp8 = name == "fp8_tensor"
+    change: dict[str, Any] = {"activation_scheme": "static"} if is_fp8 else {"config_groups": {"group_0": group}}
+    scales = {f"{NAME}.input_scale": np.array([0.5], np.float32), f"{NAME}.input_zero_point": np.zeros(1, np.int8)}
+    tensor = unpacked(dataclasses.replace(example, settings=example.settings | change, tensors=example.tensors | scales))
+    np.testing.assert_allclose(tensor.read(), example.floats, rtol=2e-7, atol=1e-9)
+    assert tensor.packed is not None and not isinstance(tensor.packed.read(), Int8Weight)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_inputs_in_the_order_of_their_activations(bits: int) -> None:
+    """GPTQ's desc_act: g_idx says which group an input belongs to. In order it is packed as without, else it becomes floats."""
+    example = gptq(bits=bits)
+    in_order = dataclasses.replace(example, settings=example.settings | {"desc_act": True})
+    assert unpacked(in_order).packed is not None
+    groups = np.random.default_rng(3).permutation(example.tensors[f"{NAME}.g_idx"])
+    codes = draws().integers(0, 1 << bits, (N, K))  # what gptq() drew
+    made = grouped(codes, np.zeros((N, K // 32)), np.ones((N, K // 32)), 32)
+    scales = example.tensors[f"{NAME}.scales"].T.astype(np.float64)
+    zero_points = made[:, ::32] - example.floats[:, ::32] / scales
+    tensor = unpacked(dataclasses.replace(in_order, tensors=example.tensors | {f"{NAME}.g_idx": groups}))
+    assert (tensor.packed, tensor.shape, tensor.dtype) == (None, (N, K), "float32")
+    np.testing.assert_allclose(tensor.read(), (codes - zero_points[:, groups]) * scales[:, groups], rtol=2e-6, atol=1e-6)
+    for wrong in (groups - 1, groups + 1):
+        broken = unpacked(dataclasses.replace(in_order, tensors=example.tensors | {f"{NAME}.g_idx": wrong}))
+        with pytest.raises(CheckpointError, match="groups must be from 0 to 3") as raised:
+            broken.read()
+        assert raised.value.field == f"{NAME}.g_idx"
+
+
 def mxfp4_example() -> tuple[dict[str, np.ndarray], np.ndarray]:
     experts, outputs, runs = 3, 6, 2
     blocks = draws().integers(0, 256, (experts, outputs, runs, 16)).astype(np.uint8)
@@ -315,25 +350,25 @@ WEIGHTS = "config_groups.group_0.weights"
         (gptq, {"quant_method": "bitsandbytes"}, "quant_method"),
         (gptq, {"quant_method": "unpack"}, "quant_method"),
         (gptq, {"bits": 3}, "bits"),
-        (gptq, {"desc_act": True}, "desc_act"),
+        (gptq, {"desc_act": "yes"}, "desc_act"),
         (gptq, {"checkpoint_format": "marlin"}, "checkpoint_format"),
         (gptq, {"group_size": "128"}, "group_size"),
         (gptq, {"dynamic": {"-:.*": {}}}, "dynamic"),
         (awq, {"version": "gemv"}, "version"),
         (awq, {"zero_point": False}, "zero_point"),
-        (fp8_blocks, {"activation_scheme": "static"}, "activation_scheme"),
+        (fp8_blocks, {"activation_scheme": "rows"}, "activation_scheme"),
         (fp8_blocks, {"weight_block_size": [128]}, "weight_block_size"),
         (fp8_blocks, {"fmt": "e5m2"}, "fmt"),
         (pack_quantized, {"format": "nvfp4-pack-quantized"}, "format"),
         (pack_quantized, {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (pack_quantized, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
         (pack_quantized, {"sparsity_config": "2:4"}, "sparsity_config"),
-        (pack_quantized, {"quantization_status": "frozen"}, "quantization_status"),
+        (pack_quantized, {"quantization_status": "calibration"}, "quantization_status"),
         (pack_quantized, {f"{WEIGHTS}.strategy": "tensor_group"}, f"{WEIGHTS}.strategy"),
         (pack_quantized, {f"{WEIGHTS}.actorder": "group"}, f"{WEIGHTS}.actorder"),
         (pack_quantized, {f"{WEIGHTS}.num_bits": 3}, f"{WEIGHTS}.num_bits"),
         (pack_quantized, {"config_groups.group_1": {"weights": {"num_bits": 8}}}, "config_groups"),
-        (lambda: int_quantized(PER_TOKEN), {"config_groups.group_0.input_activations.dynamic": False}, "input_activations.dynamic"),
+        (lambda: int_quantized(PER_TOKEN), {"config_groups.group_0.input_activations.dynamic": "local"}, "input_activations.dynamic"),
         (float_quantized, {f"{WEIGHTS}.symmetric": False}, f"{WEIGHTS}.symmetric"),
     ],
 )

@@ -55,7 +55,7 @@ class Recorder:
         return [output.outputs[0].token_ids for output in outputs], bits
 
 
-@pytest.fixture(scope="module", params=["none", "int8"])
+@pytest.fixture(scope="module", params=["none", "auto", "int8"])
 def alone(request: pytest.FixtureRequest, smollm2_path: Path, compile_cache_dir: Path) -> Iterator[tuple[str, Recorder, list, list]]:
     """Every prompt by itself."""
     recorder = make(request.param, smollm2_path, compile_cache_dir, **SETTINGS["chunks of 512, 24 at once"])

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from jaxinfer.checkpoints.prequantized.fp8 import float8_scheme
-from jaxinfer.checkpoints.prequantized.scheme import FLOATS, Scheme, Settings, Stored, packed_tensor
+from jaxinfer.checkpoints.prequantized.scheme import ACTIVATION_SCALES, FLOATS, Scheme, Settings, Stored, packed_tensor
 from jaxinfer.checkpoints.source import LazyTensor
 from jaxinfer.quant import integers
 from jaxinfer.quant.int8 import Int8Weight
@@ -23,7 +23,8 @@ FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 
 def make_scheme(settings: Settings) -> Scheme:
     """The scheme of a `quantization_config`."""
-    settings.require("quantization_status", ("compressed",), default="compressed")
+    # Files of both are compressed; "frozen" only says that calibration was over.
+    settings.require("quantization_status", ("compressed", "frozen"), default="compressed")
     settings.require_empty("kv_cache_scheme", "transform_config")
     if settings.values.get("sparsity_config"):
         settings.inner("sparsity_config").require("format", ("dense",), default="dense")
@@ -31,21 +32,22 @@ def make_scheme(settings: Settings) -> Scheme:
     group = _only_group(settings)
     weights = group.inner("weights")
     group.require_empty("output_activations")
-    has_int8_activations = _check_activations(group)
+    has_int8_activations, unread = _activations(group)
     weights.require("dynamic", (False,), default=False)
     weights.require("actorder", (None, False, "weight", "static"))
     kind = weights.require("type", ("int", "float"), default="int")
     if stored_as == "float-quantized" or kind == "float":
-        return _float_scheme(weights)
+        return _float_scheme(weights, unread)
     is_symmetric = weights.require("symmetric", (True, False), default=True)
     if stored_as == "pack-quantized":
         bits, group_size = weights.require("num_bits", (4, 8)), _group_size(weights, ("group", "channel"))
         build = partial(_build_packed, bits=bits, group_size=group_size, is_symmetric=is_symmetric)
-        return Scheme(".weight_packed", (".weight_scale", ".weight_zero_point", ".weight_shape"), build)
+        return Scheme(".weight_packed", (".weight_scale", ".weight_zero_point", ".weight_shape", *unread), build)
     weights.require("num_bits", (8,))
     group_size = _group_size(weights, ("tensor", "channel", "group"))
     build = partial(_build_int8, group_size=group_size, is_symmetric=is_symmetric, has_int8_activations=has_int8_activations)
-    return Scheme(".weight", (".weight_scale", ".weight_zero_point"), build, is_quantized=lambda tensor: tensor.dtype == "int8")
+    others = (".weight_scale", ".weight_zero_point", *unread)
+    return Scheme(".weight", others, build, is_quantized=lambda tensor: tensor.dtype == "int8")
 
 
 def _only_group(settings: Settings) -> Settings:
@@ -59,34 +61,35 @@ def _only_group(settings: Settings) -> Settings:
     return groups.inner(next(iter(groups.values)))
 
 
-def _check_activations(group: Settings) -> bool:
-    """Whether activations are rounded to int8 per token. Other roundings at run time are not done: values stay closer to the floats.
+def _activations(group: Settings) -> tuple[bool, tuple[str, ...]]:
+    """Whether activations are rounded to int8 per token, and which tensors about them are left unread.
 
-    Raises:
-        UnsupportedModelError: scales of activations are stored, which changes the results.
+    Other roundings, such as those with stored scales, are not done: values stay closer to the floats, as they do in vLLM on
+    devices that cannot multiply in 8 bits.
     """
     if group.values.get("input_activations") is None:
-        return False
+        return False, ()
     activations = group.inner("input_activations")
-    activations.require("dynamic", (True,), default=False)
+    if not activations.require("dynamic", (True, False), default=False):
+        return False, ACTIVATION_SCALES
     values = activations.values
-    return values.get("type", "int") == "int" and values.get("num_bits") == 8 and values.get("strategy") == "token"
+    return values.get("type", "int") == "int" and values.get("num_bits") == 8 and values.get("strategy") == "token", ()
 
 
 def _group_size(weights: Settings, strategies: tuple[str, ...]) -> int:
     return weights.size("group_size") if weights.require("strategy", strategies) == "group" else 0
 
 
-def _float_scheme(weights: Settings) -> Scheme:
+def _float_scheme(weights: Settings, unread: tuple[str, ...]) -> Scheme:
     weights.require("num_bits", (8,))
     weights.require("type", ("float",))
     weights.require("symmetric", (True,), default=True)
     if weights.require("strategy", ("tensor", "channel", "block")) != "block":
-        return float8_scheme(None, (".weight_scale",))
+        return float8_scheme(None, (".weight_scale",), unread)
     block = weights.values.get("block_structure")
     if not (isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)):
         raise weights.refuse("block_structure", f"must be two positive integers, got {str(block)[:80]!r}")
-    return float8_scheme((block[0], block[1]), (".weight_scale",))
+    return float8_scheme((block[0], block[1]), (".weight_scale",), unread)
 
 
 def _build_packed(stored: Stored, *, bits: int, group_size: int, is_symmetric: bool) -> LazyTensor:

@@ -13,6 +13,8 @@ from jaxinfer.errors import CheckpointError, UnsupportedModelError
 from jaxinfer.quant.weight import QuantizedWeight
 
 FLOATS = ("float16", "bfloat16", "float32")
+ACTIVATION_SCALES = (".input_scale", ".input_zero_point")
+"""The ends of the names of fixed scales that activations were to be rounded with. They are left alone: activations stay floats."""
 Shape = tuple[int, ...]
 
 
