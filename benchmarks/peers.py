@@ -28,6 +28,7 @@ TRANSFORMERS = "transformers-float32"
 WORKERS = {
     "jaxinfer-int8": ("worker_jaxinfer.py", "int8"),
     "jaxinfer-float32": ("worker_jaxinfer.py", "none"),
+    "jaxinfer-as-stored": ("worker_jaxinfer.py", "auto"),
     "llama.cpp": ("worker_llamacpp.py",),
     "openvino-genai": ("worker_openvino.py",),
     TRANSFORMERS: ("worker_transformers.py",),

@@ -33,6 +33,9 @@ WINDOW = 512
 REFERENCE = "float32"
 AS_STORED = {"quantization": "auto", "quantization_group_size": 32, "quantization_zero_point": "auto"}
 INT4 = {"quantization": "int4"}
+CALIBRATED = "is_calibrated"
+"""Not an engine's option: the conversion is calibrated on the other end of the corpus, as `jaxinfer convert --calibrate` does."""
+CALIBRATION_TOKENS = 8192
 ROWS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {"quantization": "none"},
     "bfloat16": {"quantization": "none", "dtype": "bfloat16"},
@@ -41,6 +44,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "int8_weight_only": {"quantization": "int8_weight_only"},
     "int4, 32, symmetric": {**INT4, "quantization_zero_point": "off"},
     "int4, 32, zero point": {**INT4, "quantization_zero_point": "on"},
+    "int4, 32, zero point, calibrated": {**INT4, "quantization_zero_point": "on", CALIBRATED: True},
+    "int4, 32, symmetric, calibrated": {**INT4, "quantization_zero_point": "off", CALIBRATED: True},
     "int4, 32, zero point, int4 vocabulary": {**INT4, "quantization_zero_point": "on", "quantize_embeddings": "on"},
     "int4, 64, zero point": {**INT4, "quantization_zero_point": "on", "quantization_group_size": 64},
     "int4, 128, zero point": {**INT4, "quantization_zero_point": "on", "quantization_group_size": 128},
@@ -57,7 +62,7 @@ def load(model: str, options: Mapping[str, Any]) -> LLM:
         max_model_len=WINDOW + 1,
         num_kv_blocks=64,
         show_progress=False,
-        **{"dtype": "float32", **options},
+        **{"dtype": "float32", **{name: value for name, value in options.items() if name != CALIBRATED}},
     )
 
 
@@ -68,7 +73,13 @@ def written(model: str, options: Mapping[str, Any], folder: Path) -> Path:
         return path
     names = {field.name for field in fields(EngineConfig)} - {"dtype"}
     storage = resolve_storage(EngineConfig(**{name: value for name, value in options.items() if name in names}))
-    return convert(model, folder / "converted", ConvertOptions(format="orbax", dtype=options.get("dtype", "float32"), storage=storage))
+    calibration = calibration_windows if CALIBRATED in options else None
+    dtype = options.get("dtype", "float32")
+    return convert(model, folder / "converted", ConvertOptions(format="orbax", dtype=dtype, storage=storage, calibration=calibration))
+
+
+def calibration_windows(tokenizer: Any) -> list[list[int]]:
+    return windows_of(brown_text(is_backwards=True), tokenizer, num_tokens=CALIBRATION_TOKENS, window=WINDOW)
 
 
 def size_on_disk(path: Path) -> int:

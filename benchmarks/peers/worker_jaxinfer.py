@@ -1,4 +1,4 @@
-"""jaxinfer by its Python API: `worker_jaxinfer.py int8` or `worker_jaxinfer.py none`, run by the project's own environment."""
+"""jaxinfer by its Python API: `worker_jaxinfer.py int8`, `none` or `auto`, run by the project's own environment."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from jaxinfer.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from jaxinfer.checkpoints.load import Storage
+    from jaxinfer.tokenizer import Tokenizer
 
 Format = Literal["hf", "orbax"]
 WrittenDtype = Literal["float32", "bfloat16", "float16"]
@@ -46,8 +47,9 @@ class ConvertOptions:
     """What a conversion writes.
 
     `dtype` is that of floats; float32 by default, since dequantised values do not fit into bfloat16 without rounding. `storage`
-    says which matrices are quantized or stay so, for Orbax only; None is none. `is_verified`: the folder is read again and
-    compared with its manifest, and so is the source if it has one.
+    says which matrices are quantized or stay so, for Orbax only; None is none. `calibration` gives the windows of token ids, all of
+    one length, that int4 matrices are calibrated on (`checkpoints.calibrate`). `is_verified`: the folder is read again and compared
+    with its manifest, and so is the source if it has one.
 
     Raises:
         ConfigError: naming the option.
@@ -56,6 +58,7 @@ class ConvertOptions:
     format: Format = "hf"
     dtype: WrittenDtype = "float32"
     storage: Storage | None = None
+    calibration: Callable[[Tokenizer], Sequence[Sequence[int]]] | None = None
     max_shard_bytes: int = DEFAULT_SHARD_BYTES
     is_verified: bool = False
 
@@ -66,6 +69,8 @@ class ConvertOptions:
             raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}", option="--dtype")
         if self.storage is not None and (self.storage.method is not None or self.storage.keeps_packed) and self.format != "orbax":
             raise ConfigError("--quantization needs --format orbax: a Hugging Face folder is written in floats", option="--quantization")
+        if self.calibration is not None and (self.storage is None or self.format != "orbax"):
+            raise ConfigError("--calibrate needs --quantization int4 and --format orbax", option="--calibrate")
         if self.max_shard_bytes < MIN_SHARD_BYTES:
             raise ConfigError(
                 f"--max-shard-bytes must be at least {MIN_SHARD_BYTES}, got {self.max_shard_bytes}", option="--max-shard-bytes"
@@ -96,7 +101,8 @@ def convert(src: str, dst: Path, options: ConvertOptions | None = None) -> Path:
     if options.storage is not None:
         from jaxinfer.checkpoints.quantize import stored_tensors  # late: it needs jax
 
-        tensors = stored_tensors(checkpoint, options.storage)
+        windows = () if options.calibration is None else options.calibration(tokenizer)
+        tensors = stored_tensors(checkpoint, options.storage, windows)
     else:
         tensors = {name: replace(tensor, packed=None) for name, tensor in tensors.items()}
     config = {name: value for name, value in checkpoint.config.items() if name not in ("quantization_config", "dtype")}

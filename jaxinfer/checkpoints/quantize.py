@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,19 +15,35 @@ from jaxinfer.checkpoints.load import Storage
 from jaxinfer.checkpoints.source import Checkpoint, LazyTensor, PackedTensor
 from jaxinfer.layers.weights import Source, WeightSpec
 from jaxinfer.models.config import find
+from jaxinfer.quant.weight import QuantizedWeight
 
 
-def stored_tensors(checkpoint: Checkpoint, storage: Storage) -> dict[str, LazyTensor]:
+def stored_tensors(checkpoint: Checkpoint, storage: Storage, windows: Sequence[Sequence[int]] = ()) -> dict[str, LazyTensor]:
     """Every tensor, with `packed` set where it is to be written in quantized form.
 
+    With `windows` of token ids matrices are calibrated on them, see `calibrate`.
+
     Raises:
+        ConfigError: as `calibrate`.
         CheckpointError, UnsupportedModelError: the model has to be known to say which matrices can be quantized, and is not.
     """
     wanted = quantizable_tensors(checkpoint)
-    return {
+    tensors = {
         name: _stored(tensor, storage.of(wanted[name])) if name in wanted else replace(tensor, packed=None)
         for name, tensor in checkpoint.tensors.items()
     }
+    if windows:
+        from jaxinfer.checkpoints.calibrate import calibrate  # late: it sees this module
+
+        for name, weight in calibrate(checkpoint, storage, windows).items():
+            packed = tensors[name].packed
+            assert packed is not None, f"{name} is calibrated but not to be quantized"
+            tensors[name] = replace(tensors[name], packed=PackedTensor(packed.abstract, partial(_given, weight)))
+    return tensors
+
+
+def _given(weight: QuantizedWeight) -> QuantizedWeight:
+    return weight
 
 
 def _stored(tensor: LazyTensor, storage: Storage) -> LazyTensor:
@@ -53,11 +70,12 @@ def quantizable_tensors(checkpoint: Checkpoint) -> dict[str, WeightSpec]:
         for value in vars(module).values():
             if isinstance(value, nnx.Param):
                 spec: WeightSpec = value.get_metadata()["spec"]
-                found |= dict.fromkeys(_quantizable(spec, checkpoint.tensors), spec)
+                found |= dict.fromkeys(quantizable_names(spec, checkpoint.tensors), spec)
     return found
 
 
-def _quantizable(spec: WeightSpec, tensors: Mapping[str, LazyTensor]) -> set[str]:
+def quantizable_names(spec: WeightSpec, tensors: Mapping[str, LazyTensor]) -> set[str]:
+    """The matrices among a parameter's sources that are multiplied as they lie in the checkpoint."""
     if not spec.is_quantizable:
         return set()
     sources = [Source(source) if isinstance(source, str) else source for source in spec.sources]

@@ -80,8 +80,9 @@ def _windows(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
     from jaxinfer.evaluation.corpus import brown_text, read_text
     from jaxinfer.evaluation.scores import windows_of
 
-    texts = brown_text() if args.text is None else [read_text(args.text)]
-    return windows_of(texts, tokenizer, num_tokens=args.num_tokens, window=args.window)
+    if args.text is None:
+        return windows_of(brown_text(), tokenizer, num_tokens=args.num_tokens, window=args.window)
+    return windows_of([read_text(args.text)], tokenizer, num_tokens=args.num_tokens, window=args.window, max_per_text=None)
 
 
 def _about(llm: Any) -> dict[str, Any]:

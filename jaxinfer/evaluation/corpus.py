@@ -23,9 +23,10 @@ SAMPLE = re.compile(r"package/c[a-r]\d\d")
 MAX_SAMPLE_BYTES = 200_000
 
 
-def brown_text() -> Iterator[str]:
+def brown_text(*, is_backwards: bool = False) -> Iterator[str]:
     """The corpus's samples as running text, every tenth first: consecutive ones are of one kind (press, fiction, ...).
 
+    Backwards they come in the opposite order: text to calibrate on that an evaluation of up to half of them does not see.
     Downloaded on first use (3 MB, redistribution permitted by its authors) and kept in the cache folder.
 
     Raises:
@@ -36,11 +37,11 @@ def brown_text() -> Iterator[str]:
         _download(path)
     with tarfile.open(path) as archive:
         members = sorted((member for member in archive if SAMPLE.fullmatch(member.name)), key=lambda member: member.name)
-        for start in range(10):
-            for member in members[start::10]:
-                stored = archive.extractfile(member)
-                assert stored is not None, f"{member.name} is no file"
-                yield detokenize(stored.read(MAX_SAMPLE_BYTES).decode("latin-1"))
+        in_order = [member for start in range(10) for member in members[start::10]]
+        for member in reversed(in_order) if is_backwards else in_order:
+            stored = archive.extractfile(member)
+            assert stored is not None, f"{member.name} is no file"
+            yield detokenize(stored.read(MAX_SAMPLE_BYTES).decode("latin-1"))
 
 
 def detokenize(tagged: str) -> str:
@@ -58,8 +59,8 @@ def detokenize(tagged: str) -> str:
     return re.sub(r"(?<!\.)([;?!.])\1(?!\.)", r"\1", text.replace("( ", "("))
 
 
-def read_text(path: Path) -> str:
-    """A file in UTF-8.
+def read_text(path: Path, option: str = "--text") -> str:
+    """A file in UTF-8 that `option` names.
 
     Raises:
         ConfigError: it cannot be read, or is not UTF-8.
@@ -67,7 +68,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {str(path)!r} cannot be read as UTF-8: {error}", option="--text") from error
+        raise ConfigError(f"{option} {str(path)!r} cannot be read as UTF-8: {error}", option=option) from error
 
 
 def _download(path: Path) -> None:

@@ -43,11 +43,13 @@ class Agreement:
     reference: Perplexity
 
 
-def windows_of(texts: Iterable[str], tokenizer: Tokenizer, *, num_tokens: int, window: int) -> list[list[int]]:
-    """Tokens in windows of equal length, cut one after the other from the texts in turn; each text gives at most two.
+def windows_of(
+    texts: Iterable[str], tokenizer: Tokenizer, *, num_tokens: int, window: int, max_per_text: int | None = 2
+) -> list[list[int]]:
+    """Tokens in windows of equal length, cut one after the other from the texts in turn.
 
-    At most two, so that a few thousand tokens come from many samples. A text's first window starts as the model is used to
-    (with its BOS token, where it has one), the second one in the middle of the text, with BOS too.
+    At most `max_per_text` from each, so that a few thousand tokens come from many samples; None is no limit. A text's first window
+    starts as the model is used to (with its BOS token, where it has one), the others in the middle of the text, with BOS too.
 
     Raises:
         RequestError: sizes that make no sense, or texts too short for one window.
@@ -61,7 +63,7 @@ def windows_of(texts: Iterable[str], tokenizer: Tokenizer, *, num_tokens: int, w
         prefix = tokenizer.encode("")  # what the tokenizer puts in front of every text
         body = token_ids[len(prefix) :]
         size = window - len(prefix)
-        windows += [prefix + body[start : start + size] for start in (0, size) if start + size <= len(body)]
+        windows += [prefix + body[start : start + size] for start in range(0, len(body) - size + 1, size)[:max_per_text]]
         if len(windows) >= count:
             return windows[:count]
     if not windows:

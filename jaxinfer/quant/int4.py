@@ -41,22 +41,35 @@ class Int4:
 
     def from_float(self, weight: np.ndarray) -> PackedWeight:
         """Quantize [N K], or a stack [X N K], on the host."""
+        return self.pack(*self.grids(weight))
+
+    def grids(self, weight: np.ndarray, importance: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nearest codes, uint8 [... N K], with the scales and the values of code 0 of the groups, float16 [... N K/G].
+
+        `importance` [K] says how much the squared error of each input's weights counts, all alike by default.
+        """
         weight = np.asarray(weight, np.float32)
         groups = weight.reshape(-1, self.group_size)
         codes = np.empty(groups.shape, np.uint8)
         scales, offsets = np.empty(len(groups), np.float16), np.empty(len(groups), np.float16)
+        counts = None if importance is None else np.asarray(importance, np.float32).reshape(-1, self.group_size).T
         step = CHUNK // self.group_size
         for start in range(0, len(groups), step):
-            part = slice(start, start + step)
+            part = slice(start, min(start + step, len(groups)))
+            of_part = None if counts is None else counts[:, np.arange(part.start, part.stop) % counts.shape[1]]
             # Groups side by side: operations on whole rows of them, where numpy is fast.
-            steps, scales[part], offsets[part] = self._round(np.ascontiguousarray(groups[part].T))
+            steps, scales[part], offsets[part] = self._round(np.ascontiguousarray(groups[part].T), of_part)
             codes[part] = steps.T
         rows = (*weight.shape[:-1], -1)
+        return codes.reshape(weight.shape), scales.reshape(rows), offsets.reshape(rows)
+
+    def pack(self, codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> PackedWeight:
+        """What `grids` gives, or other codes on the same grids, as it is stored."""
         return PackedWeight(
             PackedMatrix(
-                codes=pack_nibbles(in_runs(codes.reshape(weight.shape))),
-                scales=scales.reshape(rows),
-                offsets=offsets.reshape(rows) if self.zero_point else None,
+                codes=pack_nibbles(in_runs(codes)),
+                scales=scales,
+                offsets=offsets if self.zero_point else None,
                 group_size=self.group_size,
                 zero=0 if self.zero_point else ZERO,
             )
@@ -80,15 +93,15 @@ class Int4:
         """Whole groups on every device."""
         return shape[-1] % (self.group_size * num_shards) == 0
 
-    def _round(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes, scales and offsets of groups [G C], of the best of the grids that are tried."""
+    def _round(self, groups: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes, scales and offsets of groups [G C], of the best of the grids that are tried; `counts` weigh the errors."""
         lows, widths = _base_grids(groups, self.zero_point)
         best_scales, best_offsets = _grid(lows, widths, self.zero_point, WIDTHS[0])
         if self.rounding == "mse":
-            least = _squared_errors(groups, best_scales, best_offsets)
+            least = _squared_errors(groups, best_scales, best_offsets, counts)
             for relative in WIDTHS[1:]:
                 scales, offsets = _grid(lows, widths, self.zero_point, relative)
-                errors = _squared_errors(groups, scales, offsets)
+                errors = _squared_errors(groups, scales, offsets, counts)
                 is_better = errors < least
                 np.copyto(least, errors, where=is_better)
                 np.copyto(best_scales, scales, where=is_better)
@@ -124,10 +137,10 @@ def _steps(groups: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> tuple
     return steps, np.clip(codes, 0, MAX_CODE, out=codes)
 
 
-def _squared_errors(groups: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _squared_errors(groups: np.ndarray, scales: np.ndarray, offsets: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
     steps, codes = _steps(groups, scales, offsets)
     codes -= steps
-    return np.einsum("gc,gc->c", codes, codes) * np.square(scales.astype(np.float32))
+    return np.einsum("gc,gc->c", codes, codes if counts is None else codes * counts) * np.square(scales.astype(np.float32))
 
 
 def make_method(group_size: int, zero_point: bool) -> Method:

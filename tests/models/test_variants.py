@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from jaxinfer import sharding
+from jaxinfer.layers.attention import Attention, AttentionSpec, attention_weights
 from jaxinfer.layers.rope import Rope, rope_table, rotate
 from tests.models.case import Case, all_cases, load_case
 from tests.models.golden_engine import forward, load_model, read_config, read_golden, read_tensors
@@ -54,6 +57,46 @@ def test_int8_kv_cache_is_near() -> None:
     """Two groups of layers, soft caps: rounded, so not exact, but far nearer than a lost scale would be."""
     errors = errors_of(load_case("gemma2"), kv_dtype="int8")
     assert 1e-4 < np.median(errors) <= 0.02
+
+
+def test_factors_of_keys_follow_their_bias() -> None:
+    """At least one everywhere, equal for two channels that are rotated together, and by as much as those stand out."""
+    spec = AttentionSpec(size=64, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+    weights = attention_weights("a", has_qkv_bias=True)
+    attention = Attention(spec, weights, mesh=sharding.make_mesh(1), dtype=jnp.dtype("float32"))
+    bias = np.ones(128, np.float32)  # 64 of queries, 32 of keys, 32 of values
+    bias[[64 + 3, 64 + 11]] = 300.0, -400.0
+    attention.qkv.bias = nnx.Param(jnp.asarray(bias))
+    factors = np.asarray(attention._key_factors(16))[0]
+    usual = np.exp(np.mean(np.log(np.where(np.isin(np.arange(16), [3, 11]), 500.0, np.sqrt(2.0)))))
+    expected = np.ones((2, 16))
+    expected[0, [3, 11]] = 500.0 / usual
+    np.testing.assert_allclose(factors, expected, rtol=1e-3)
+
+
+def test_a_large_bias_in_a_few_key_channels_costs_int8_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Qwen2.5: without factors the large channels set the step of all others. Float keys are what both are held against."""
+    case = load_case("qwen2")
+    config, tensors = read_config(case.folder), dict(read_tensors(case.folder))
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    for name in tensors:
+        if name.endswith("k_proj.bias"):
+            bias = tensors[name].copy()
+            bias[[1, 1 + head_dim // 2]] = 150.0, -100.0  # a pair that is rotated together
+            tensors[name] = bias
+    sequences = [read_golden(case.folder).token_ids[0][:-1]]
+
+    def error(kv_dtype: str) -> float:
+        got = forward(config, tensors, sequences, max_model_len=case.max_model_len, kv_dtype=kv_dtype)
+        return float(np.median(row_errors(got[0], exact[0])))
+
+    exact = forward(config, tensors, sequences, max_model_len=case.max_model_len)
+    balanced = error("int8")
+    jax.clear_caches()  # layers of one structure are traced once in a process
+    monkeypatch.setattr(Attention, "_key_factors", lambda self, rotated_size: jnp.ones((1, self.spec.num_kv_heads, 1), jnp.float32))
+    unbalanced = error("int8")
+    # What is left is the rounding of the large channels themselves, two of sixteen here.
+    assert balanced < 0.8 * unbalanced, (balanced, unbalanced)
 
 
 def test_interleaved_rotation_is_a_product_of_complex_numbers() -> None:

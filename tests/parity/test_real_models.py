@@ -23,8 +23,10 @@ def generate(llm: Any, prompts: list[list[int]], num_new_tokens: list[int]) -> l
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, show_progress=False)]
 
 
+@pytest.mark.parametrize("quantization", ["none", "auto"])
 @pytest.mark.parametrize("name", ["gemma3-270m", "qwen2.5-coder-0.5b"])
-def test_greedy_tokens_are_those_of_transformers(name: str, compile_cache_dir: Path) -> None:
+def test_greedy_tokens_are_those_of_transformers(name: str, quantization: str, compile_cache_dir: Path) -> None:
+    """Dequantized, and as the file stores them."""
     from jaxinfer import LLM
 
     goldens = read_real_goldens(name)
@@ -33,7 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compile_cache_dir: P
     llm = LLM(
         model=str(pulled(name)),
         dtype="float32",
-        quantization="none",
+        quantization=quantization,
         max_model_len=512,
         max_num_seqs=16,
         compile_cache_dir=compile_cache_dir,
