@@ -73,7 +73,7 @@ llm = LLM(
 METHODS = {
     "int8": method("int8"),
     "int4, groups of 32": method("int4", group_size=32),
-    "int4, groups of 128": method("int4", group_size=128),
+    "int4, groups of 64": method("int4", group_size=64),
     "int4, 32, zero point": method("int4", group_size=32, zero_point=True),
 }
 

@@ -31,6 +31,7 @@ CHUNK = 1 << 16
 class Int4:
     """Groups of `group_size` weights with a float16 scale each, and a float16 offset each if `zero_point`.
 
+    Where that does not divide the inputs groups are half or a quarter of it, 32 at least: SmolLM2's 576 have none of 128.
     `rounding` is "nearest", the grid from one extreme to the other, or "mse", of several mostly narrower ones that with the
     least squared error.
     """
@@ -49,11 +50,12 @@ class Int4:
         `importance` [K] says how much the squared error of each input's weights counts, all alike by default.
         """
         weight = np.asarray(weight, np.float32)
-        groups = weight.reshape(-1, self.group_size)
+        size = self._group_size(weight.shape[-1])
+        groups = weight.reshape(-1, size)
         codes = np.empty(groups.shape, np.uint8)
         scales, offsets = np.empty(len(groups), np.float16), np.empty(len(groups), np.float16)
-        counts = None if importance is None else np.asarray(importance, np.float32).reshape(-1, self.group_size).T
-        step = CHUNK // self.group_size
+        counts = None if importance is None else np.asarray(importance, np.float32).reshape(-1, size).T
+        step = CHUNK // size
         for start in range(0, len(groups), step):
             part = slice(start, min(start + step, len(groups)))
             of_part = None if counts is None else counts[:, np.arange(part.start, part.stop) % counts.shape[1]]
@@ -70,7 +72,7 @@ class Int4:
                 codes=pack_nibbles(in_runs(codes)),
                 scales=scales,
                 offsets=offsets if self.zero_point else None,
-                group_size=self.group_size,
+                group_size=codes.shape[-1] // scales.shape[-1],
                 zero=0 if self.zero_point else ZERO,
             )
         )
@@ -78,20 +80,27 @@ class Int4:
     def abstract(self, shape: tuple[int, ...]) -> PackedWeight:
         """Shapes and dtypes of the parts."""
         *rows, num_inputs = shape
-        numbers = jax.ShapeDtypeStruct((*rows, num_inputs // self.group_size), jnp.float16)
+        size = self._group_size(num_inputs)
+        numbers = jax.ShapeDtypeStruct((*rows, num_inputs // size), jnp.float16)
         return PackedWeight(
             PackedMatrix(
                 codes=jax.ShapeDtypeStruct((*rows, num_inputs // RUN, RUN // 2), jnp.uint8),
                 scales=numbers,
                 offsets=numbers if self.zero_point else None,
-                group_size=self.group_size,
+                group_size=size,
                 zero=0 if self.zero_point else ZERO,
             )
         )
 
     def accepts(self, shape: tuple[int, ...], num_shards: int) -> bool:
         """Whole groups on every device."""
-        return shape[-1] % (self.group_size * num_shards) == 0
+        return shape[-1] % (self._group_size(shape[-1]) * num_shards) == 0
+
+    def _group_size(self, num_inputs: int) -> int:
+        size = self.group_size
+        while num_inputs % size and size > RUN:
+            size //= 2
+        return size
 
     def _round(self, groups: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Codes, scales and offsets of groups [G C], of the best of the grids that are tried; `counts` weigh the errors."""

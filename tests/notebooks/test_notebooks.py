@@ -79,9 +79,24 @@ async def test_quickstart_runs(smollm2_path: Path) -> None:
     text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
     assert "The capital of France is Paris" in text
     assert "32 answers" in text
+    check_pictures(notebook, count=1)
+
+
+@pytest.mark.timeout(900)
+async def test_quantization_runs(smollm2_path: Path) -> None:
+    """The table, the errors of every matrix, and which layer int4 hurts most."""
+    notebook = with_parameters(jupytext.read(FOLDER / "02_quantization.ipynb"), SMALL["02_quantization"])
+    await execute(notebook, folder=FOLDER, timeout_seconds=600)
+    text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
+    assert "the largest is" in text
+    check_pictures(notebook, count=3)
+
+
+def check_pictures(notebook: nbformat.NotebookNode, *, count: int) -> None:
     images = [output.data["image/png"] for output in outputs(notebook) if "image/png" in output.get("data", {})]
-    assert len(images) == 1
-    pixels = matplotlib.image.imread(io.BytesIO(base64.b64decode(images[0])))
-    assert pixels.shape[0] > 100
-    assert pixels.shape[1] > 100
-    assert pixels[..., :3].std() > 0.01, "the plot is blank"
+    assert len(images) == count
+    for image in images:
+        pixels = matplotlib.image.imread(io.BytesIO(base64.b64decode(image)))
+        assert pixels.shape[0] > 100
+        assert pixels.shape[1] > 100
+        assert pixels[..., :3].std() > 0.01, "the plot is blank"

@@ -152,7 +152,18 @@ def test_what_is_accepted() -> None:
     assert weight_only.accepts((3, 96), 1) and weight_only.accepts((3, 64), 2)
     assert not weight_only.accepts((3, 96), 2) and not weight_only.accepts((3, 80), 1)
     assert four.accepts((3, 128), 1) and four.accepts((3, 128), 2) and four.accepts((5, 3, 128), 2)
-    assert not four.accepts((3, 96), 1) and not four.accepts((3, 192), 2)
+    assert four.accepts((3, 96), 1), "in groups of 32"
+    assert not four.accepts((3, 80), 1) and not four.accepts((3, 192), 2)
+
+
+def test_groups_are_halved_until_they_divide_the_inputs() -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 576)).astype(np.float32)
+    asked, halved = (found("int4", group_size=size).from_float(weight) for size in (128, 64))
+    assert asked.matrix.group_size == 64
+    np.testing.assert_array_equal(asked.dequantize(), halved.dequantize())
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found("int4", group_size=128).abstract((4, 576))) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), asked
+    )
 
 
 def test_names() -> None:
