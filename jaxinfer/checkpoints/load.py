@@ -74,11 +74,11 @@ def declare_parameters(
     """
     slots, used = [], set()
     num_shards = mesh.shape[sharding.TENSOR]
-    for module, name, param in list(_parameters(model)):
+    for module, name, param in list(parameters(model)):
         spec: WeightSpec = param.get_metadata()["spec"]
         struct = param.get_value()
         _check_sources(spec, checkpoint)
-        used |= {source.name for source in _sources(spec)}
+        used |= {source.name for source in spec.parts}
         value, form = _choose_form(spec, struct, checkpoint.tensors, storage, num_shards)
         partition = sharding.spec(*spec.axes)
         partitions = value.specs(partition) if isinstance(value, QuantizedWeight) else partition
@@ -232,13 +232,9 @@ def _can_be_split(value: Any, partition: PartitionSpec, num_shards: int) -> bool
 # ---- sources -----------------------------------------------------------------------------------------------------------
 
 
-def _sources(spec: WeightSpec) -> list[Source]:
-    return [Source(source) if isinstance(source, str) else source for source in spec.sources]
-
-
 def _runs(spec: WeightSpec) -> list[list[Source]]:
     """The sources of each matrix of a stack; of a spec that is none, all of them."""
-    sources = _sources(spec)
+    sources = spec.parts
     length = len(sources) // (spec.num_stacked or 1)
     return [sources[start : start + length] for start in range(0, len(sources), length)]
 
@@ -318,5 +314,6 @@ def _variables(model: nnx.Module) -> Iterator[tuple[nnx.Module, str, nnx.Variabl
                 yield module, name, value
 
 
-def _parameters(model: nnx.Module) -> Iterator[tuple[nnx.Module, str, nnx.Param]]:
+def parameters(model: nnx.Module) -> Iterator[tuple[nnx.Module, str, nnx.Param]]:
+    """Every parameter, with the module and the attribute that hold it."""
     return ((module, name, value) for module, name, value in _variables(model) if isinstance(value, nnx.Param))

@@ -8,12 +8,11 @@ from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxinfer import sharding
-from jaxinfer.checkpoints.load import Storage
+from jaxinfer.checkpoints.load import Storage, parameters
 from jaxinfer.checkpoints.source import Checkpoint, LazyTensor, PackedTensor
-from jaxinfer.layers.weights import Source, WeightSpec
+from jaxinfer.layers.weights import WeightSpec
 from jaxinfer.models.config import find
 from jaxinfer.quant.weight import QuantizedWeight
 
@@ -66,11 +65,9 @@ def quantizable_tensors(checkpoint: Checkpoint) -> dict[str, WeightSpec]:
     config = architecture.Config.from_hf(checkpoint.config, file)
     model = architecture.Model(config, sharding.make_mesh(1), jnp.dtype(jnp.float32), min(config.max_positions, 8))
     found: dict[str, WeightSpec] = {}
-    for _, module in nnx.iter_modules(model):
-        for value in vars(module).values():
-            if isinstance(value, nnx.Param):
-                spec: WeightSpec = value.get_metadata()["spec"]
-                found |= dict.fromkeys(quantizable_names(spec, checkpoint.tensors), spec)
+    for _, _, param in parameters(model):
+        spec: WeightSpec = param.get_metadata()["spec"]
+        found |= dict.fromkeys(quantizable_names(spec, checkpoint.tensors), spec)
     return found
 
 
@@ -78,7 +75,6 @@ def quantizable_names(spec: WeightSpec, tensors: Mapping[str, LazyTensor]) -> se
     """The matrices among a parameter's sources that are multiplied as they lie in the checkpoint."""
     if not spec.is_quantizable:
         return set()
-    sources = [Source(source) if isinstance(source, str) else source for source in spec.sources]
     return {
-        source.name for source in sources if not source.is_transposed and source.expert is None and len(tensors[source.name].shape) == 2
+        source.name for source in spec.parts if not source.is_transposed and source.expert is None and len(tensors[source.name].shape) == 2
     }

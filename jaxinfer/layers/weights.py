@@ -39,6 +39,11 @@ class WeightSpec:
     num_stacked: int = 0
     """X: the sources are X runs of equal length, each is fused for itself, and the results are stacked: [X N K]."""
 
+    @property
+    def parts(self) -> list[Source]:
+        """The sources, whole tensors too, as `Source`."""
+        return [Source(source) if isinstance(source, str) else source for source in self.sources]
+
 
 def param(spec: WeightSpec, dtype: jnp.dtype) -> nnx.Param:
     """A parameter with a shape and no memory; `checkpoints.load` fills it."""

@@ -13,6 +13,7 @@ from typing import Any
 from jaxinfer import models
 from jaxinfer.errors import CheckpointError, UnsupportedModelError
 from jaxinfer.layers.decoder import LayerKind
+from jaxinfer.layers.latent_attention import LatentSpec, latent_scale
 from jaxinfer.layers.rope import (
     DynamicScaling,
     LinearScaling,
@@ -209,6 +210,24 @@ class ConfigReader:
         """DeepSeek's layers without experts: the first ones, and those between every `moe_layer_freq`-th."""
         first, step = self.optional("first_k_dense_replace", int, default_first), self.positive("moe_layer_freq", default=1)
         return frozenset(index for index in range(num_layers) if index < first or index % step)
+
+    def latent(self, fields: Mapping[str, Any], rope: Rope, *, is_interleaved: bool) -> LatentSpec:
+        """DeepSeek's latent attention; `fields` are those of `decoder_fields`."""
+        plain_dim = self.positive("qk_nope_head_dim", default=128)
+        # Absent it is transformers' default; null means that queries have no latent.
+        has_query_rank = self._config.get("q_lora_rank", 1536) is not None
+        return LatentSpec(
+            size=fields["size"],
+            num_heads=fields["num_heads"],
+            query_rank=self.positive("q_lora_rank", default=1536) if has_query_rank else None,
+            kv_rank=self.positive("kv_lora_rank", default=512),
+            plain_dim=plain_dim,
+            rope_dim=rope.size,
+            value_dim=self.positive("v_head_dim", default=128),
+            scale=latent_scale(plain_dim + rope.size, rope),
+            is_interleaved=is_interleaved,
+            has_bias=self.optional("attention_bias", bool, False),
+        )
 
     def layer_kinds(self, window: int | None, is_windowed: list[bool], window_rope: int = 0) -> tuple[LayerKind, ...]:
         """Each layer's window and rotation; `layer_types`, where there is such a list, instead of `is_windowed`."""

@@ -8,9 +8,7 @@ from typing import Any
 
 from jaxinfer.layers import latent_decoder
 from jaxinfer.layers.decoder import LayerKind
-from jaxinfer.layers.latent_attention import LatentSpec, latent_scale
 from jaxinfer.layers.latent_decoder import LatentConfig, LatentDecoder
-from jaxinfer.layers.rope import Rope
 from jaxinfer.layers.routing import SoftmaxTopK
 from jaxinfer.models.config import ConfigReader, stretched_positions
 
@@ -45,7 +43,7 @@ class Config(LatentConfig):
             **fields | {"max_positions": stretched_positions(rope, fields["max_positions"]), "head_dim": rope_dim},
             layers=(LayerKind(),) * num_layers,
             ropes=(rope,),
-            latent=_latent(reader, config, fields, rope),
+            latent=reader.latent(fields, rope, is_interleaved=True),
             num_experts=num_experts,
             expert_size=expert_size,
             shared_size=expert_size * reader.positive("n_shared_experts", default=2),
@@ -59,24 +57,6 @@ class Config(LatentConfig):
         )
         reader.finish()
         return result
-
-
-def _latent(reader: ConfigReader, config: Mapping[str, Any], fields: Mapping[str, Any], rope: Rope) -> LatentSpec:
-    plain_dim = reader.positive("qk_nope_head_dim", default=128)
-    # Absent it is transformers' default; null means that queries have no latent.
-    has_query_rank = config.get("q_lora_rank", 1536) is not None
-    return LatentSpec(
-        size=fields["size"],
-        num_heads=fields["num_heads"],
-        query_rank=reader.positive("q_lora_rank", default=1536) if has_query_rank else None,
-        kv_rank=reader.positive("kv_lora_rank", default=512),
-        plain_dim=plain_dim,
-        rope_dim=rope.size,
-        value_dim=reader.positive("v_head_dim", default=128),
-        scale=latent_scale(plain_dim + rope.size, rope),
-        is_interleaved=True,
-        has_bias=reader.optional("attention_bias", bool, False),
-    )
 
 
 Model = LatentDecoder

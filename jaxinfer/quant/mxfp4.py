@@ -12,11 +12,10 @@ import numpy as np
 
 from jaxinfer.quant.nibbles import pack_nibbles
 from jaxinfer.quant.packed import PackedWeight
-from pallas_kernels.packed_matmul import PackedMatrix
+from pallas_kernels.packed_matmul import RUN, PackedMatrix
 
 FP4_DOUBLED = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 """Twice the values of the 16 codes: whole numbers."""
-RUN = 32
 
 
 def pack(blocks: np.ndarray, scales: np.ndarray) -> PackedWeight:
