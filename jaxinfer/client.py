@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from jaxinfer.config import SchedulingPolicy
 from jaxinfer.request import GenerationRequest, RequestDelta, RequestId
 
 
@@ -22,6 +23,8 @@ class EngineDescription:
     max_prompt_tokens: int
     """Longest prompt that leaves room for one new token in the context and in the KV pool."""
     eos_token_ids: tuple[int, ...]
+    scheduling_policy: SchedulingPolicy = "priority"
+    """Only with "priority" may a request have a priority other than 0."""
 
 
 class EngineClient(Protocol):
@@ -37,6 +40,7 @@ class EngineClient(Protocol):
 
         Raises:
             RequestError: at once, when the request can never run (too long, ids out of range, duplicate id).
+            QueueFullError: at once, when as many requests wait as may.
             EngineDeadError: at once or while iterating, when the engine has stopped.
         """
         ...
@@ -58,7 +62,28 @@ class EngineSnapshot:
     num_waiting: int = 0
     num_kv_blocks_total: int = 0
     num_kv_blocks_free: int = 0
+    """Without content anybody could want. free + cached + held = total."""
+    num_kv_blocks_cached: int = 0
+    """Kept for their prefix, held by nobody; given out when free ones run out."""
+    num_kv_blocks_held: int = 0
+    host_kv_bytes_total: int = 0
+    host_kv_bytes_used: int = 0
+    disk_kv_bytes_total: int = 0
+    disk_kv_bytes_used: int = 0
     num_preemptions: int = 0
+    num_preemptions_swap: int = 0
+    num_preemptions_recompute: int = 0
+    num_prefix_query_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache."""
+    num_hit_tokens_device: int = 0
+    num_hit_tokens_host: int = 0
+    num_hit_tokens_disk: int = 0
+    num_swapped_out_bytes: int = 0
+    num_swapped_in_bytes: int = 0
+    num_disk_faults: int = 0
+    """Blocks that could not be written to or read from disk, or were not what they should be."""
+    fetch_wait_seconds: float = 0.0
+    """Time in which sequences waited for blocks from host memory or disk."""
     num_recompiles: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0

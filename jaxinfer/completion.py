@@ -48,7 +48,8 @@ class Completion:
         self.key = derive_key(seed, index)
         self._params = params
         self._bad_words = bad_words
-        self._output_ids: list[int] = []
+        self.output_ids: list[int] = []
+        """What it has said so far, as far as the host knows."""
         self._early_bans = (*eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
         self._text = IncrementalDetokenizer(
             tokenizer,
@@ -67,7 +68,7 @@ class Completion:
             biases |= dict.fromkeys(self._early_bans, BANNED)
         for word in self._bad_words:
             start = word[:-1]
-            if not start or tuple(self._output_ids[-len(start) :]) == start:
+            if not start or tuple(self.output_ids[-len(start) :]) == start:
                 biases[word[-1]] = BANNED
         return biases
 
@@ -77,7 +78,7 @@ class Completion:
         The token that ended it stays among the ids, but its text is not shown unless asked for.
         """
         token_ids = list(update.token_ids)
-        self._output_ids.extend(token_ids)
+        self.output_ids.extend(token_ids)
         is_stop_token = update.finish_reason is FinishReason.STOP
         shown = token_ids[:-1] if is_stop_token and not self._params.include_stop_str_in_output else token_ids
         text = self._text.push(shown)
@@ -89,6 +90,10 @@ class Completion:
         elif update.finish_reason is not None:
             delta.text += self._text.finish()
         return TextUpdate(delta, text.stop is not None and update.finish_reason is None)
+
+    def end(self, reason: FinishReason) -> CompletionOutput:
+        """The last delta of a completion that ends without a further token: the text held back."""
+        return CompletionOutput(self.index, [], self._text.finish(), None, reason)
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:

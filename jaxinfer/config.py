@@ -18,8 +18,11 @@ KVCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
 GROUP_SIZES = (32, 64, 128)
 OnOff = Literal["on", "off"]
 AutoOnOff = Literal["auto", "on", "off"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 
 MAX_TENSOR_PARALLEL_SIZE = 64
+MAX_SECONDS = 86_400.0
 
 
 def option_name(field_name: str) -> str:
@@ -39,6 +42,14 @@ def _check_choice(config: Any, name: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{option_name(name)} must be one of {', '.join(allowed)}, got {value!r}", option=option_name(name))
 
 
+def _check_seconds(config: Any, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # NaN compares false
+        raise ConfigError(
+            f"{option_name(name)} must be a number of seconds from {low:g} to {high:g}, got {value!r}", option=option_name(name)
+        )
+
+
 def option(default: Any, help: str) -> Any:
     """A dataclass field that carries its help text for the command line."""
     return field(default=default, metadata={"help": help})
@@ -55,7 +66,18 @@ class CacheConfig:
     kv_cache_dtype: KVCacheDtype = option(
         "auto", "keys and values: float32, bfloat16, or int8 with a scale per token and head; auto: as the activations"
     )
-    prefix_caching: OnOff = option("off", "reuse KV blocks of equal prompt prefixes (not there yet: only 'off')")
+    prefix_caching: OnOff = option(
+        "on", "reuse KV blocks of equal prompt prefixes; full blocks only, the last prompt token is always computed"
+    )
+    preemption: PreemptionMode = option(
+        "auto", "what a sequence that must give up its blocks does with them: swap (to host memory), recompute, or by measured cost"
+    )
+    host_kv_bytes: int | None = option(
+        None, "host memory for KV blocks that left the device; 0: none; default: as much as the pool has, at most an eighth of what is free"
+    )
+    disk_kv_path: Path | None = option(None, "folder for KV blocks that left host memory; they survive a restart; default: none")
+    disk_kv_bytes: int = option(8 * 2**30, "most bytes of KV blocks in disk-kv-path")
+    kv_checksums: OnOff = option("off", "check a CRC of every block that comes back from host memory (for debugging; slow)")
 
     def __post_init__(self) -> None:
         _check_range(self, "block_size", 1, 1024)
@@ -65,8 +87,22 @@ class CacheConfig:
             _check_range(self, "num_kv_blocks", 1, 2**31 // max(self.block_size, 1) - 1)
         _check_choice(self, "kv_cache_dtype", get_args(KVCacheDtype))
         _check_choice(self, "prefix_caching", ("on", "off"))
-        if self.prefix_caching == "on":
-            raise ConfigError("--prefix-caching on is not implemented yet; use 'off'", option="--prefix-caching")
+        _check_choice(self, "preemption", get_args(PreemptionMode))
+        _check_choice(self, "kv_checksums", ("on", "off"))
+        if self.host_kv_bytes is not None:
+            _check_range(self, "host_kv_bytes", 0, 2**50)
+        _check_range(self, "disk_kv_bytes", 2**20, 2**50)
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        """A tier that could never be used is an error, not a silent nothing."""
+        if self.preemption == "swap" and self.host_kv_bytes == 0:
+            raise ConfigError("--preemption swap needs host memory, got --host-kv-bytes 0", option="--preemption")
+        if self.disk_kv_path is not None:
+            if self.host_kv_bytes == 0:
+                raise ConfigError("--disk-kv-path takes what leaves host memory, got --host-kv-bytes 0", option="--disk-kv-path")
+            if self.prefix_caching == "off":
+                raise ConfigError("--disk-kv-path keeps cached prefixes, got --prefix-caching off", option="--disk-kv-path")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +112,25 @@ class SchedulerConfig:
     max_num_seqs: int = option(32, "sequences running at once")
     max_num_batched_tokens: int = option(512, "tokens in one step; longer prompts are prefilled in chunks")
     max_model_len: int | None = option(None, "prompt plus output tokens of one sequence; default: the model's context, at most 8192")
+    scheduling_policy: SchedulingPolicy = option(
+        "priority", "who runs next: fcfs (arrival), priority (lower first, arrival within one), fair (least served user first)"
+    )
+    async_scheduling: OnOff = option("on", "plan and launch the next step while one runs; sampled tokens stay on the device")
+    long_prefill_token_threshold: int | None = option(
+        None, "most tokens of one prompt in one step, so that others get into it; default: no limit but the step's own"
+    )
+    max_num_partial_prefills: int | None = option(None, "prompts that may be computed in parts at the same time; default: any number")
+    request_timeout: float | None = option(None, "seconds after which a request is ended, wherever it stands; default: never")
 
     def __post_init__(self) -> None:
         _check_range(self, "max_num_seqs", 1, 4096)
+        _check_choice(self, "scheduling_policy", get_args(SchedulingPolicy))
+        _check_choice(self, "async_scheduling", ("on", "off"))
+        for name, high in (("long_prefill_token_threshold", 2**24), ("max_num_partial_prefills", 4096)):
+            if getattr(self, name) is not None:
+                _check_range(self, name, 1, high)
+        if self.request_timeout is not None:
+            _check_seconds(self, "request_timeout", 0.001, MAX_SECONDS)
         _check_range(self, "max_num_batched_tokens", 1, 2**20)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -1,50 +1,42 @@
-"""The engine: schedule, execute, update. The only file that sees both the host and the device side of a step."""
+"""The engine: schedule, launch, land. The only file that sees both the host and the device side of a step."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxinfer.batching import logit_rows
+from jaxinfer.batching import LogitRow, bare_row, logit_rows
 from jaxinfer.client import EngineDescription, EngineSnapshot
 from jaxinfer.completion import Completion, bad_word_ids
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import RequestError
-from jaxinfer.messages import ScheduledRequest, SchedulerOutput, SeqId, SequenceUpdate, StepOutput
+from jaxinfer.generation import Deadlines, Generation
+from jaxinfer.in_flight import InFlightStep
+from jaxinfer.kv.kv_map import KVMap
+from jaxinfer.messages import SchedulerOutput, SequenceUpdate, StepOutput
 from jaxinfer.metrics import CompileCounter, EngineCounters
-from jaxinfer.request import (
-    CompletionOutput,
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    RequestDelta,
-    RequestId,
-    RequestTimings,
-    SamplingParams,
-)
+from jaxinfer.request import CompletionOutput, FinishReason, GenerationRequest, RequestDelta, RequestId, RequestTimings
 from jaxinfer.runner import ModelRunner
 from jaxinfer.sampling.batch import SamplingRow
 from jaxinfer.scheduler import Scheduler
+from jaxinfer.snapshot import take_snapshot
+from jaxinfer.step_trace import StepTimes, StepTrace
 from jaxinfer.tokenizer import Tokenizer
 
-
-@dataclass(slots=True)
-class _Generation:
-    """A request on its way: its unfinished completions by index, and what is told once."""
-
-    request: GenerationRequest
-    completions: dict[int, Completion]
-    timings: RequestTimings
-    prompt_logprobs: list[PositionLogprobs | None] = field(default_factory=lambda: [None])
-    is_announced: bool = False
+MAX_WAIT_SECONDS = 0.02
+"""A step that has nothing but a disk to wait for ends after this: whoever drives the engine may have a new request, or an abort."""
 
 
 class Engine:
-    """Runs requests through a model; not thread-safe, one thread owns it. Build one with `startup.build_engine`."""
+    """Runs requests through a model; not thread-safe, one thread owns it. Build one with `startup.build_engine`.
+
+    With `async_scheduling` a step is planned and launched while the one before it still runs: its sampled tokens feed the
+    next step on the device, and the host reads them afterwards. `clock` gives the seconds of deadlines and timings.
+    """
 
     def __init__(
         self,
@@ -55,16 +47,26 @@ class Engine:
         description: EngineDescription,
         compile_counter: CompileCounter,
         seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
         self.description = description
         self.counters = EngineCounters()
-        self._generations: dict[RequestId, _Generation] = {}
+        self.trace: StepTrace | None = None
+        """Collects the times of each step, when there is one."""
+        self._clock = clock
+        self._generations: dict[RequestId, Generation] = {}
+        self._deadlines = Deadlines()
+        self._in_flight: deque[tuple[InFlightStep, StepTimes]] = deque()
+        self._num_ahead = 1 if scheduler.config.async_scheduling == "on" else 0
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._compile_counter = compile_counter
         self._is_stepping = False
+        self._is_closed = False
+        self._last_ready = 0.0
+        self._fetch_begins: dict[int, float] = {}
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -76,7 +78,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.scheduler.has_cancelled_fetches or bool(self._in_flight)
 
     @property
     def running_ids(self) -> tuple[RequestId, ...]:
@@ -112,7 +114,7 @@ class Engine:
         self.validate(request)
         params = request.params
         bad_words = bad_word_ids(params.bad_words, self.tokenizer)
-        self.scheduler.add(request)
+        sequences = self.scheduler.add(request)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         completions = {
             index: Completion(
@@ -125,57 +127,70 @@ class Engine:
             )
             for index in range(params.n)
         }
-        self._generations[request.request_id] = _Generation(request, completions, RequestTimings())
+        generation = Generation(request, sequences[0].seq_id, completions, RequestTimings(arrival=self._clock()))
+        self._generations[request.request_id] = generation
+        self._deadlines.add(generation, (request.timeout, self.scheduler.config.request_timeout))
         self.counters.num_prompt_tokens += len(request.prompt_token_ids)
 
     def abort(self, request_id: RequestId) -> None:
         """End a request and free its blocks now; unknown ids are ignored."""
-        if self._generations.pop(request_id, None) is not None:
+        generation = self._generations.pop(request_id, None)
+        if generation is not None:
+            generation.is_finished = True
             self.scheduler.abort(request_id)
             self._count_finish(FinishReason.ABORT)
 
+    def token_ids(self, request_id: RequestId, index: int = 0) -> tuple[int, ...]:
+        """Prompt and output so far of an unfinished completion.
+
+        Raises:
+            RequestError: when there is none.
+        """
+        generation = self._generations.get(request_id)
+        if generation is None or index not in generation.completions:
+            raise RequestError(f"request {request_id!r} has no running completion {index}", param="fork_of")
+        return (*generation.request.prompt_token_ids, *generation.completions[index].output_ids)
+
     def step(self) -> list[RequestDelta]:
-        """Compute one step and return what it added to each request; empty when there is nothing to do."""
-        started = time.monotonic()
+        """Plan and launch a step, and return what the step that landed added to each request.
+
+        A request's first delta comes one call later when steps overlap. Where nothing can be computed, what is in flight
+        lands; where everybody waits for blocks, this waits for the first of them, but for a disk no longer than a moment.
+        """
         num_programs = self._compile_counter.num_programs
         self._is_stepping = True
         try:
-            output = self.scheduler.schedule()
-            if output is None:
-                return []
-            self._note_scheduled(output)
-            scheduled = time.monotonic()
-            step = self.runner.execute(output, self._sampling_rows(output))
-            executed = time.monotonic()
-            deltas = self._deltas(output, step, self.scheduler.update(output, step))
-            self.counters.num_steps += 1
-            self.counters.scheduler_seconds += scheduled - started
-            self.counters.step_seconds += executed - scheduled
+            self._take_fetched()
+            deltas = self._expire()
+            is_launched = self._launch(*self._schedule())
+            if len(self._in_flight) > (self._num_ahead if is_launched else 0):
+                deltas += self._land()
+            elif not is_launched and self.scheduler.has_work and self.runner.mover is not None:
+                self.runner.mover.wait(MAX_WAIT_SECONDS)
             return deltas
         finally:
             self._is_stepping = False
             self.counters.num_recompiles += self._compile_counter.num_programs - num_programs
-            self.counters.last_step_time = time.monotonic()
+            self.counters.last_step_time = self._clock()
+
+    def close(self) -> None:
+        """End every request, let what is in flight land, and bring cached blocks to disk. The engine is of no use afterwards."""
+        for request_id in self.running_ids:
+            self.abort(request_id)
+        self._land_all()
+        if self.runner.mover is not None and not self._is_closed:
+            self.scheduler.tiers.flush_to_disk()
+            self.runner.move_blocks(self.scheduler.take_moves())
+            self.runner.mover.close()
+        self._is_closed = True
 
     def snapshot(self) -> EngineSnapshot:
         """Counters and gauges of this moment; other threads may ask while a step runs."""
-        scheduler, counters = self.scheduler, self.counters
-        return EngineSnapshot(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_kv_blocks_total=sum(pool.num_blocks for pool in scheduler.pools.pools),
-            num_kv_blocks_free=sum(pool.num_free for pool in scheduler.pools.pools),
-            num_preemptions=scheduler.num_preemptions,
-            num_recompiles=counters.num_recompiles,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_generation_tokens=counters.num_generation_tokens,
-            num_steps=counters.num_steps,
-            finished_by_reason=dict(counters.finished_by_reason),
-            scheduler_seconds=counters.scheduler_seconds,
-            step_seconds=counters.step_seconds,
-            last_step_time=counters.last_step_time,
-            is_stepping=self._is_stepping,
-        )
+        return take_snapshot(self.scheduler, self.counters, is_stepping=self._is_stepping)
+
+    def kv_map(self) -> KVMap:
+        """Which blocks are free, cached or held by whom, for people."""
+        return self.scheduler.kv_map()
 
     def logits_for(self, token_ids: Sequence[int], chunk_size: int | None = None) -> np.ndarray:
         """Logits [len, V] (float32) of a sequence, computed by the engine's own steps; for evaluation and tests.
@@ -187,107 +202,135 @@ class Engine:
         Raises:
             RequestError: requests are running (their blocks are in the pool), or the sequence does not fit.
         """
-        if self.has_work:
+        if self.scheduler.has_work:
             raise RequestError("logits_for needs an idle engine, requests are running")
         if not 0 < len(token_ids) <= self.scheduler.max_seq_tokens:
             raise RequestError(f"token_ids must be 1 to {self.scheduler.max_seq_tokens} tokens, got {len(token_ids)}", param="token_ids")
+        self._land_all()
         pools = self.scheduler.pools
         blocks = pools.new_tables()
         pools.extend(blocks, len(token_ids))
+        self.runner.move_blocks(self.scheduler.take_moves())
         chunk_size = min(chunk_size or self.runner.buckets.max_num_logit_rows, self.runner.buckets.max_num_logit_rows)
         chunks = []
         for start in range(0, len(token_ids), chunk_size):
             chunk = list(token_ids[start : start + chunk_size])
-            output = SchedulerOutput([_bare_row(chunk, start, blocks.tables)], len(chunk), len(chunk), [])
+            output = SchedulerOutput([bare_row(chunk, start, blocks.tables)], len(chunk), len(chunk), [])
             chunks.append(np.asarray(self.runner.forward(output, logit_rows(output.scheduled)))[: len(chunk)])
         pools.release(blocks)
         return np.concatenate(chunks)
 
     # ---- before a step ---------------------------------------------------------------------------------------------
 
-    def _note_scheduled(self, output: SchedulerOutput) -> None:
-        now = time.monotonic()
-        for request in output.scheduled:
-            timings = self._generations[request.request_id].timings
-            if timings.first_scheduled is None:
-                timings.first_scheduled = now
-            timings.num_preemptions = max(timings.num_preemptions, request.generation)
+    def _take_fetched(self) -> None:
+        """Tell the scheduler which blocks came near the device, and which the disk lost."""
+        mover = self.runner.mover
+        if mover is not None:
+            now = self._clock()
+            for result in mover.finished():
+                self.counters.fetch_wait_seconds += now - self._fetch_begins.pop(result.ticket, now)
+                self.scheduler.fetched(result)
+            if lost := mover.lost_entries():
+                self.scheduler.forget_on_disk(lost)
 
-    def _sampling_rows(self, output: SchedulerOutput) -> list[SamplingRow]:
-        """What the sampler must know of each row of logits, in the order of `batching.logit_rows`."""
-        rows = []
+    def _expire(self) -> list[RequestDelta]:
+        """End what has passed its deadline, wherever it stands."""
+        deltas = []
+        for generation in self._deadlines.pop_expired(self._clock()):
+            self.scheduler.abort(generation.request.request_id, FinishReason.TIMEOUT)
+            deltas.append(self._delta(generation, generation.end(FinishReason.TIMEOUT)))
+        return deltas
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> tuple[SchedulerOutput | None, StepTimes]:
+        times = StepTimes(self.counters.num_steps + len(self._in_flight), schedule_begin=self._clock())
+        output = self.scheduler.schedule()
+        times.schedule_end = self._clock()
+        self.counters.scheduler_seconds += times.schedule_end - times.schedule_begin
+        return output, times
+
+    def _launch(self, output: SchedulerOutput | None, times: StepTimes) -> bool:
+        """Enqueue a step; False when there are no rows to compute, only blocks to move, or nothing at all."""
+        if output is None:
+            return False
+        for ticket in output.cancelled_fetches:
+            self._fetch_begins.pop(ticket, None)
+        self._fetch_begins |= {fetch.ticket: times.schedule_end for fetch in output.fetches}
+        if not output.scheduled:
+            self.runner.move(output)
+            return False
+        times.launch_begin = self._clock()
+        for request in output.scheduled:
+            self._generations[request.request_id].note_scheduled(request, times.launch_begin)
+        rows = logit_rows(output.scheduled)
+        step = self.runner.launch(output, rows, self._sampling_rows(output, rows))
+        if self.trace is not None and self._in_flight:
+            times.was_ahead = not self._in_flight[-1][0].is_ready
+        times.num_rows, times.num_tokens, times.launch_end = len(output.scheduled), output.num_tokens, self._clock()
+        self._in_flight.append((step, times))
+        return True
+
+    def _land(self) -> list[RequestDelta]:
+        """Wait for the oldest step in flight and account for its results."""
+        step, times = self._in_flight.popleft()
+        result = step.result()
+        times.ready = self._clock()
+        updates = self.scheduler.update(step.output, result)
+        counters = self.counters
+        counters.scheduler_seconds += self._clock() - times.ready
+        deltas = self._deltas(step.output, result, updates)
+        times.update_end = self._clock()
+        counters.num_steps += 1
+        counters.step_seconds += times.ready - max(times.launch_begin, self._last_ready)
+        self._last_ready = times.ready
+        if self.trace is not None:
+            self.trace.steps.append(times)
+        return deltas
+
+    def _land_all(self) -> None:
+        """Let everything land when all requests have ended, so that nothing of it concerns anybody."""
+        while self._in_flight:
+            self._land()
+
+    def _sampling_rows(self, output: SchedulerOutput, rows: Sequence[LogitRow]) -> list[SamplingRow]:
+        """What the sampler must know of each row of logits."""
+        sampling_rows = []
         trash_slot = self.runner.shape.trash_slot
-        for row in logit_rows(output.scheduled):
+        for row in rows:
             request = output.scheduled[row.row]
             generation = self._generations[request.request_id]
             if row.is_sampling:
                 completion = generation.completions[request.index]
                 biases = completion.biases(request)
-                rows.append(SamplingRow(request.params, request.slot, completion.key, row.position + 1, None, biases))
+                sampling_rows.append(SamplingRow(request.params, request.slot, completion.key, row.position + 1, None, biases))
             else:
                 target = generation.request.prompt_token_ids[row.position + 1]
-                rows.append(SamplingRow(request.params, trash_slot, (0, 0), row.position + 1, target, {}))
-        return rows
+                sampling_rows.append(SamplingRow(request.params, trash_slot, (0, 0), row.position + 1, target, {}))
+        return sampling_rows
 
     # ---- after a step ----------------------------------------------------------------------------------------------
 
     def _deltas(self, output: SchedulerOutput, step: StepOutput, updates: Sequence[SequenceUpdate]) -> list[RequestDelta]:
         for request, logprobs in zip(output.scheduled, step.prompt_logprobs or (), strict=False):
-            self._generations[request.request_id].prompt_logprobs.extend(logprobs)
+            if logprobs and (generation := self._generations.get(request.request_id)) is not None:
+                generation.add_prompt_logprobs(request, logprobs)
         by_request: dict[RequestId, list[CompletionOutput]] = {}
         for update in updates:
-            completion = self._generations[update.request_id].completions[update.index]
-            text = completion.push(update)
+            text = self._generations[update.request_id].completions[update.index].push(update)
             if text.is_stopped_by_text:
                 self.scheduler.finish(update.seq_id)
             by_request.setdefault(update.request_id, []).append(text.output)
-        return [self._delta(request_id, outputs) for request_id, outputs in by_request.items()]
+        return [self._delta(self._generations[request_id], outputs) for request_id, outputs in by_request.items()]
 
-    def _delta(self, request_id: RequestId, outputs: list[CompletionOutput]) -> RequestDelta:
-        generation = self._generations[request_id]
-        timings = generation.timings
-        now = time.monotonic()
-        timings.first_token = timings.first_token or now
-        for output in outputs:
-            self.counters.num_generation_tokens += len(output.token_ids)
-            if output.finish_reason is not None:
-                del generation.completions[output.index]
-        delta = RequestDelta(request_id, outputs, timings=timings)
-        if not generation.is_announced:
-            generation.is_announced = True
-            delta.prompt_token_ids = generation.request.prompt_token_ids
-        # The first of the n completions computes them, but another one may be the first with a token.
-        if generation.request.params.prompt_logprobs is not None and len(generation.prompt_logprobs) == len(
-            generation.request.prompt_token_ids
-        ):
-            delta.prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, []
-        if not generation.completions:
-            timings.finished = now
-            delta.is_finished = True
-            del self._generations[request_id]
+    def _delta(self, generation: Generation, outputs: list[CompletionOutput]) -> RequestDelta:
+        self.counters.num_generation_tokens += sum(len(output.token_ids) for output in outputs)
+        delta = generation.delta(outputs, self._clock())
+        if delta.is_finished:
+            del self._generations[delta.request_id]
             self._count_finish(outputs[-1].finish_reason or FinishReason.STOP)
         return delta
 
     def _count_finish(self, reason: FinishReason) -> None:
         counts = self.counters.finished_by_reason
         counts[reason.value] = counts.get(reason.value, 0) + 1
-
-
-def _bare_row(token_ids: list[int], start: int, tables: list[list[int]]) -> ScheduledRequest:
-    """Tokens of no request, all of whose logits are wanted."""
-    return ScheduledRequest(
-        seq_id=SeqId(0),
-        request_id=RequestId(""),
-        index=0,
-        generation=0,
-        slot=0,
-        token_ids=token_ids,
-        num_computed_tokens=start,
-        num_prompt_tokens=start + len(token_ids),
-        num_output_tokens=0,
-        block_ids=tables,
-        is_sampling=False,
-        is_first_of_slot=False,
-        prompt_logprob_positions=range(start, start + len(token_ids)),
-        params=SamplingParams(),
-    )

@@ -27,6 +27,14 @@ class RequestError(JaxInferError):
         self.param = param
 
 
+class QueueFullError(JaxInferError):
+    """Too many requests wait already; the server answers 429. `retry_after_seconds`: when a place is likely to be free."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int):
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class UnsupportedModelError(JaxInferError):
     """The model, or an attribute of its configuration, is not implemented; the message names it."""
 
@@ -42,3 +50,7 @@ class CheckpointError(JaxInferError):
 
 class EngineDeadError(JaxInferError):
     """The engine has stopped after a fault of its own; the server answers 503."""
+
+
+class KVCorruptionError(JaxInferError):
+    """A KV block came back from host memory with other bytes than were stored (only looked for with `--kv-checksums on`)."""

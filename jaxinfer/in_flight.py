@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Int32
 
 from jaxinfer.batching import LogitRow
 from jaxinfer.messages import SchedulerOutput, StepOutput
@@ -14,23 +13,29 @@ from jaxinfer.request import PositionLogprobs, TokenLogprob
 from jaxinfer.sampling import SampleResult
 
 
-@dataclass(slots=True)
 class InFlightStep:
-    """A launched step; `result` waits for it."""
+    """A launched step: its results begin their way to the host as soon as they exist, and `result` waits for them."""
 
-    output: SchedulerOutput
-    rows: list[LogitRow]
-    logits: Float32[Array, "M V"]
-    sampled: Int32[Array, "M"] | SampleResult
+    def __init__(self, output: SchedulerOutput, rows: Sequence[LogitRow], sampled: Int32[Array, "M"] | SampleResult):
+        self.output = output
+        self._rows = rows
+        self._sampled = sampled
+        for array in jax.tree.leaves(sampled):
+            array.copy_to_host_async()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the device has computed it; never waits."""
+        return all(array.is_ready() for array in jax.tree.leaves(self._sampled))
 
     def result(self) -> StepOutput:
         """The tokens and log-probabilities, on the host."""
-        if isinstance(self.sampled, SampleResult):
-            return self._full_result(jax.device_get(self.sampled))
-        tokens = np.asarray(self.sampled).tolist()
+        sampled = jax.device_get(self._sampled)
+        if isinstance(sampled, SampleResult):
+            return self._full_result(sampled)
         step = StepOutput([[] for _ in self.output.scheduled])
-        for index, row in enumerate(self.rows):
-            step.token_ids[row.row].append(tokens[index])
+        for row, token_id in zip(self._rows, sampled.tolist(), strict=False):  # padding rows come last
+            step.token_ids[row.row].append(token_id)
         return step
 
     def _full_result(self, sampled: SampleResult) -> StepOutput:
@@ -38,10 +43,11 @@ class InFlightStep:
         logprobs: list[list[PositionLogprobs] | None] = [None] * count
         prompt_logprobs: list[list[PositionLogprobs]] = [[] for _ in range(count)]
         step = StepOutput([[] for _ in range(count)], logprobs, prompt_logprobs)
-        for index, row in enumerate(self.rows):
+        token_ids = sampled.token_ids.tolist()
+        for index, row in enumerate(self._rows):
             params = self.output.scheduled[row.row].params
             if row.is_sampling:
-                step.token_ids[row.row].append(int(sampled.token_ids[index]))
+                step.token_ids[row.row].append(token_ids[index])
                 if params.logprobs is not None:
                     logprobs[row.row] = [position_logprobs(sampled, index, params.logprobs)]
             else:

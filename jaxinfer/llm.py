@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ class LLM:
         with StartupProgress(is_shown=show_progress) as progress:
             self.engine, self.startup = build_engine(self.config, progress.update)
         self._next_id = itertools.count()
+        self._inboxes: dict[RequestId, deque[RequestDelta]] = {}
 
     startup: StartupTimings
     """What starting took."""
@@ -98,10 +100,43 @@ class LLM:
         """Answer one conversation, a step at a time; closing the iterator aborts it."""
         return self._stream(self.engine.tokenizer.encode_chat(messages), params or SamplingParams())
 
+    def fork(
+        self,
+        source: RequestOutput | RequestId,
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        index: int = 0,
+        suffixes: Sequence[Prompt] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one completion in several ways, on the KV blocks that it has: the base of beam and tree search.
+
+        Each continuation's prompt is the source's prompt and its tokens so far, the one that ended it included, and a suffix
+        where there are any. A completion that still runs, in a stream, goes on undisturbed and its blocks are shared as they
+        are; those of one that has ended are found in the prefix cache. A search that keeps the best of four at every turn:
+
+            best = llm.generate(question, turn)[0]
+            for depth in range(10):
+                branches = llm.fork(best, [turn.replace(seed=4 * depth + branch) for branch in range(4)])
+                best = max(branches, key=score)
+
+        Args:
+            source: what `generate`, `chat` or `fork` returned, or the id of a running request.
+            params: one for all continuations, or one for each.
+            index: which of the source's `n` completions.
+            suffixes: texts or token ids, one for each continuation.
+
+        Raises:
+            RequestError: there is no such completion, or a continuation can never run; none is run then.
+        """
+        token_ids, fork_of = self._source(source, index)
+        count = 1 if isinstance(params, SamplingParams) else len(params)
+        ends = [self._encode_suffix(suffix) for suffix in suffixes] if suffixes is not None else [()] * count
+        prompts = [(*token_ids, *end) for end in ends]
+        return self._run(prompts, _per_prompt(params, len(ends)), prompts, False, fork_of=fork_of, fork_index=index)
+
     def close(self) -> None:
-        """End what is running; the memory goes with the object."""
-        for request_id in list(self.engine.running_ids):
-            self.engine.abort(request_id)
+        """End what is running and keep on disk what shall be found there again; the memory goes with the object."""
+        self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -112,27 +147,53 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.engine.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
 
-    def _request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> GenerationRequest:
+    def _encode_suffix(self, suffix: Prompt) -> tuple[int, ...]:
+        return tuple(self.engine.tokenizer.encode(suffix, add_special_tokens=False)) if isinstance(suffix, str) else tuple(suffix)
+
+    def _source(self, source: RequestOutput | RequestId, index: int) -> tuple[tuple[int, ...], RequestId | None]:
+        """Prompt and tokens so far of a completion, and its request's id while it runs."""
+        if not isinstance(source, RequestOutput):
+            return self.engine.token_ids(source, index), source
+        if not 0 <= index < len(source.outputs):
+            raise RequestError(f"index must be from 0 to {len(source.outputs) - 1}, got {index}", param="index")
+        completion = source.outputs[index]
+        if completion.finish_reason is None and source.request_id in self.engine.running_ids:
+            return self.engine.token_ids(source.request_id, index), source.request_id
+        return (*source.prompt_token_ids, *completion.token_ids), None
+
+    def _request(self, prompt_token_ids: Sequence[int], params: SamplingParams, **fields: Any) -> GenerationRequest:
         request_id = RequestId(f"llm-{next(self._next_id)}")
-        return GenerationRequest(request_id=request_id, prompt_token_ids=tuple(prompt_token_ids), params=params)
+        return GenerationRequest(request_id=request_id, prompt_token_ids=tuple(prompt_token_ids), params=params, **fields)
 
     def _stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Iterator[RequestDelta]:
         request = self._request(prompt_token_ids, params)
-        self.engine.add_request(request)
+        inbox = self._inboxes[request.request_id] = deque()
         try:
-            while self.engine.has_work:
-                for delta in self.engine.step():
-                    if delta.request_id == request.request_id:
-                        yield delta
-                        if delta.is_finished:
-                            return
+            self.engine.add_request(request)
+            while inbox or self.engine.has_work:
+                if not inbox:
+                    self._step()
+                    continue
+                delta = inbox.popleft()
+                yield delta
+                if delta.is_finished:
+                    return
         finally:
+            del self._inboxes[request.request_id]
             self.engine.abort(request.request_id)
 
+    def _step(self) -> list[RequestDelta]:
+        """One step; what it brings for open streams waits there for whoever reads them."""
+        deltas = self.engine.step()
+        for delta in deltas:
+            if (inbox := self._inboxes.get(delta.request_id)) is not None:
+                inbox.append(delta)
+        return deltas
+
     def _run(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], texts: Sequence[Any], show_progress: bool
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], texts: Sequence[Any], show_progress: bool, **fields: Any
     ) -> list[RequestOutput]:
-        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        requests = [self._request(prompt, one, **fields) for prompt, one in zip(prompts, params, strict=True)]
         outputs = {
             request.request_id: RequestOutput.empty(
                 request.request_id, text if isinstance(text, str) else None, request.prompt_token_ids, request.params.n
@@ -160,7 +221,7 @@ class LLM:
         with Progress(*columns, console=console, disable=not (show_progress and console.is_terminal), transient=True) as progress:
             bar = progress.add_task("", total=left, speed="")
             while left:
-                for delta in self.engine.step():
+                for delta in self._step():
                     if delta.request_id not in outputs:
                         continue
                     outputs[delta.request_id].add(delta)
@@ -182,5 +243,5 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise RequestError(f"params must be one or as many as prompts ({count}), got {len(params)}", param="params")
+        raise RequestError(f"params must be one or as many as there are prompts ({count}), got {len(params)}", param="params")
     return list(params)

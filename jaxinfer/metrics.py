@@ -52,5 +52,8 @@ class EngineCounters:
     """Programs that were compiled while a step ran; warm-up is meant to leave none."""
     finished_by_reason: dict[str, int] = field(default_factory=dict)
     scheduler_seconds: float = 0.0
+    """Planning steps and accounting for their results."""
     step_seconds: float = 0.0
+    """From a step's launch, or the end of the one before, to its results."""
+    fetch_wait_seconds: float = 0.0
     last_step_time: float = 0.0

@@ -25,6 +25,9 @@ MAX_LOGIT_BIAS_VALUE = 100.0
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 100.0
+MAX_PRIORITY = 2**31 - 1
+MAX_NAME_CHARS = 512
+MAX_TIMEOUT_SECONDS = 86_400.0
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one are greedy: dividing by them overflows float32 (vllm#2937)."""
 
@@ -34,6 +37,8 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"
+    """Its deadline passed; what was generated until then stands."""
     ABORT = "abort"
     ERROR = "error"
 
@@ -178,6 +183,11 @@ class SamplingParams:
         """Whether the most probable token is always taken (top_k 1 is the same thing)."""
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens change the choice."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated anew."""
         return replace(self, **changes)
@@ -300,10 +310,32 @@ class RequestOutput:
 class GenerationRequest:
     """What crosses EngineClient: token ids and parameters, plain and serialisable.
 
-    `priority`: lower runs first, first come first served within one priority.
+    `priority` (policy "priority" only): lower runs first, first come first served within one priority. `user` is whom the
+    policy "fair" accounts the tokens to. `timeout`: seconds from its arrival after which it ends with FinishReason.TIMEOUT.
+    Blocks are only reused between requests of equal `cache_salt`. `fork_of` names a running request whose completion
+    `fork_index` has computed a prefix of this prompt: its blocks are shared as far as the tokens agree.
+
+    Raises:
+        RequestError: naming the field, for a value out of its range.
     """
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
+    user: str = ""
+    timeout: float | None = None
+    cache_salt: str = ""
+    fork_of: RequestId | None = None
+    fork_index: int = 0
+
+    def __post_init__(self) -> None:
+        _check_int(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+        for name in ("user", "cache_salt"):
+            value = getattr(self, name)
+            _require(
+                isinstance(value, str) and len(value) <= MAX_NAME_CHARS, name, value, f"a string of at most {MAX_NAME_CHARS} characters"
+            )
+        if self.timeout is not None:
+            _check_float(self.timeout, "timeout", 0.0, MAX_TIMEOUT_SECONDS, low_open=True)
+        _check_int(self.fork_index, "fork_index", 0, MAX_COMPLETIONS - 1)

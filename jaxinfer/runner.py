@@ -6,7 +6,9 @@ tokens; split so that greedy and full sampling do not double the number of the l
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -21,14 +23,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int32
 
 from jaxinfer import forward_batch
-from jaxinfer.batching import BatchShape, Buckets, LogitRow, build_forward_batch, logit_rows
+from jaxinfer.batching import BatchShape, Buckets, LogitRow, SlotTables, build_forward_batch
 from jaxinfer.forward_batch import StepSpec, fed_tokens, packed_views, unpack
 from jaxinfer.in_flight import InFlightStep
 from jaxinfer.kv.cache import LayerKV, allocate
-from jaxinfer.messages import ScheduledRequest, SchedulerOutput, StepOutput
-from jaxinfer.sampling import PenaltyState, SampleResult, new_penalty_state, sample_full, sample_greedy, update_penalty_state
-from jaxinfer.sampling.batch import SamplingRow, build_sampling_batch, empty_biases, empty_mask, has_penalties, unpack_sampling
+from jaxinfer.kv.costs import MoveCosts
+from jaxinfer.kv.offload import BlockMover
+from jaxinfer.messages import BlockMove, ScheduledRequest, SchedulerOutput
+from jaxinfer.sampling import PenaltyState, SampleResult, new_penalty_state, sample_full, sample_greedy
+from jaxinfer.sampling.batch import SamplingRow, build_sampling_batch, empty_biases, empty_mask, unpack_sampling
 from jaxinfer.sampling.batch import field_shapes as sampling_shapes
+from jaxinfer.sampling.feed import fed_token_buffers, feed_penalty_state
+from jaxinfer.sampling.feed import field_shapes as feed_shapes
+
+MEASURED_TOKENS = 64
+"""A prefill of about this size is timed when the engine starts."""
 
 
 class ModelRunner:
@@ -42,6 +51,7 @@ class ModelRunner:
         buckets: the shapes to compile.
         shape: what the packed buffer needs to know.
         vocab_size: columns of the logits; those from `valid_vocab_size` on are padding and are never chosen.
+        mover: copies KV blocks within the device and between it, host memory and disk; None: nobody asks for that.
     """
 
     def __init__(
@@ -54,10 +64,12 @@ class ModelRunner:
         shape: BatchShape,
         vocab_size: int,
         valid_vocab_size: int,
+        mover: BlockMover | None = None,
     ):
         self.mesh = mesh
         self.buckets = buckets
         self.shape = shape
+        self.mover = mover
         self.vocab_size = vocab_size
         self.valid_vocab_size = valid_vocab_size
         self._graph, state = nnx.split(model)
@@ -69,6 +81,7 @@ class ModelRunner:
         self._full: dict[int, Callable[..., Any]] = {}
         self._feed: Callable[..., Any]
         self._max_tokens = buckets.specs[-1].num_tokens
+        self._tables = SlotTables(shape)
 
     # ---- compiling -------------------------------------------------------------------------------------------------
 
@@ -79,6 +92,7 @@ class ModelRunner:
         jobs += [partial(self._compile_full, num_rows) for num_rows in num_sampled]
         jobs += [partial(self._compile_greedy, num_rows) for num_rows in num_sampled]
         jobs.append(self._compile_feed)
+        jobs += self.mover.compile_jobs() if self.mover is not None else []
         # Tracing holds the interpreter's lock, compiling does not.
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
             for done, future in enumerate(as_completed([pool.submit(job) for job in jobs])):
@@ -129,20 +143,11 @@ class ModelRunner:
         ).compile()
 
     def _compile_feed(self) -> None:
-        def feed(state, packed):
-            fields = forward_batch.unpack_fields(packed, self._feed_shapes)
-            return update_penalty_state(
-                state, fields["token_ids"], fields["slots"], fields["positions"], fields["prompt_lens"], fields["reset"] != 0
-            )
-
         state = self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size)))
+        feed = partial(feed_penalty_state, max_tokens=self._max_tokens)
         jitted = jax.jit(feed, donate_argnums=0, out_shardings=self._everywhere)
-        self._feed = jitted.lower(state, self._ints(sum_sizes(self._feed_shapes))).compile()
-
-    @property
-    def _feed_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {name: (self._max_tokens,) for name in ("token_ids", "slots", "positions", "prompt_lens")}
-        return shapes | {"reset": (self.shape.num_slots,)}
+        packed = self._ints(sum_sizes(feed_shapes(self._max_tokens, self.shape.num_slots)))
+        self._feed = jitted.lower(state, self._ints(self.shape.num_slots), packed).compile()
 
     def _ints(self, size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._everywhere)
@@ -165,6 +170,12 @@ class ModelRunner:
         self._no_biases = {num_rows: self._put(empty_biases(num_rows)) for num_rows in self._full}
         self._no_mask = {num_rows: self._put(empty_mask(num_rows, self.vocab_size)) for num_rows in self._full}
 
+    def measure_moves(self) -> MoveCosts:
+        """What copies of blocks cost on this machine; before the first step."""
+        assert self.mover is not None, "there is nobody who moves blocks"
+        self._kv, costs = self.mover.measure(self._kv)
+        return costs
+
     def _put(self, array: np.ndarray) -> Array:
         return jax.device_put(array, self._everywhere)
 
@@ -172,6 +183,37 @@ class ModelRunner:
     def weight_bytes(self) -> int:
         """Bytes of the weights on all devices."""
         return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in self._weights)
+
+    def weights_digest(self) -> bytes:
+        """SHA-256 of every weight's bytes; reads them all."""
+        digest = hashlib.sha256()
+        for leaf in self._weights:
+            digest.update(f"{leaf.shape} {leaf.dtype}".encode())
+            digest.update(np.ascontiguousarray(np.asarray(leaf)).view(np.uint8).data)
+        return digest.digest()
+
+    def measure_prefill(self) -> tuple[float, float]:
+        """Fixed seconds of a step and seconds of a token more, from two of the compiled shapes."""
+        small, large = (
+            self.buckets.specs[0],
+            next(spec for spec in self.buckets.specs if spec.num_tokens >= MEASURED_TOKENS or spec is self.buckets.specs[-1]),
+        )
+        seconds = []
+        for spec in (small, large):
+            packed, views = packed_views(forward_batch.field_shapes(spec, self.shape.num_groups, self.shape.max_blocks_per_row))
+            # All tokens in one row, written to the trash block, so that nothing is skipped as padding.
+            views["query_start_loc"][1:] = spec.num_tokens
+            views["context_lens"][0] = spec.num_tokens
+            views["positions"][:] = np.arange(spec.num_tokens)
+            times = []
+            for _ in range(2):
+                started = time.perf_counter()
+                self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
+                jax.block_until_ready(logits)
+                times.append(time.perf_counter() - started)
+            seconds.append(min(times))
+        per_token = max(0.0, seconds[1] - seconds[0]) / max(1, large.num_tokens - small.num_tokens)
+        return max(0.0, seconds[0] - per_token * small.num_tokens), per_token
 
     @contextmanager
     def replaced_weights(self, replace: Callable[[str, Array], Array]) -> Generator[None]:
@@ -191,59 +233,52 @@ class ModelRunner:
             self._weights = kept
 
     # ---- running ---------------------------------------------------------------------------------------------------
+    # The programs take numpy arrays as they are: a device_put of its own costs several times what the call adds for one.
 
-    def execute(self, output: SchedulerOutput, sampling_rows: Sequence[SamplingRow]) -> StepOutput:
-        """Run one step to its end. `sampling_rows` are those of `batching.logit_rows`, in order."""
-        return self.launch(output, sampling_rows).result()
+    def launch(self, output: SchedulerOutput, rows: list[LogitRow], sampling_rows: Sequence[SamplingRow]) -> InFlightStep:
+        """Enqueue one step, its moves of blocks first, and return without waiting for it.
 
-    def launch(self, output: SchedulerOutput, sampling_rows: Sequence[SamplingRow]) -> InFlightStep:
-        """Enqueue one step and return without waiting for it."""
-        rows = logit_rows(output.scheduled)
+        `rows` are those of `batching.logit_rows`, and `sampling_rows` has an entry for each of them.
+        """
+        self.move(output)
         logits = self.forward(output, rows)
-        return InFlightStep(output, rows, logits, self._launch_sampler(output.scheduled, sampling_rows, logits))
+        return InFlightStep(output, rows, self._launch_sampler(output.scheduled, sampling_rows, logits))
+
+    def move(self, output: SchedulerOutput) -> None:
+        """Enqueue what a step does to blocks before its rows are computed."""
+        self.move_blocks(output.moves)
+        if output.cancelled_fetches or output.fetches:
+            assert self.mover is not None, "blocks are to be fetched and there is nobody to do it"
+            self.mover.cancel(output.cancelled_fetches)
+            self.mover.fetch(output.fetches)
+
+    def move_blocks(self, moves: Sequence[BlockMove]) -> None:
+        """Enqueue moves of blocks, in their order."""
+        if moves:
+            assert self.mover is not None, "blocks are to be moved and there is nobody to do it"
+            self._kv = self.mover.run(self._kv, moves)
 
     def forward(self, output: SchedulerOutput, rows: Sequence[LogitRow]) -> Float32[Array, "M V"]:
         """The step without sampling: writes KV and gives the logits of `rows`, padding rows after them."""
         spec = self.buckets.bucket_for(output)
-        return self.run_packed(spec, build_forward_batch(output, rows, spec, self.shape))
-
-    def run_packed(self, spec: StepSpec, packed: np.ndarray) -> Float32[Array, "M V"]:
-        """Run the program of `spec` over a packed ForwardBatch."""
-        self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, self._put(packed))
+        packed = build_forward_batch(output, rows, spec, self.shape, self._tables)
+        self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
         return logits
 
     def _launch_sampler(
         self, scheduled: Sequence[ScheduledRequest], sampling_rows: Sequence[SamplingRow], logits: Float32[Array, "M V"]
     ) -> Int32[Array, "M"] | SampleResult:
         num_rows = logits.shape[0]
+        for fed in fed_token_buffers(scheduled, self._max_tokens, self.shape.num_slots):
+            self._penalty_state = self._feed(self._penalty_state, self._last_tokens, fed)
         batch = build_sampling_batch(sampling_rows, num_rows, self.shape.trash_slot, self.vocab_size)
-        packed = self._put(batch.packed)
-        if any(has_penalties(request.params) for request in scheduled):
-            self._penalty_state = self._feed(self._penalty_state, self._put(self._fed_tokens(scheduled)))
         if not batch.needs_full:
-            tokens, self._last_tokens = self._greedy[num_rows](logits, self._last_tokens, packed)
+            tokens, self._last_tokens = self._greedy[num_rows](logits, self._last_tokens, batch.packed)
             return tokens
-        biases = self._no_biases[num_rows] if batch.biases is None else self._put(batch.biases)
-        mask = self._no_mask[num_rows] if batch.allowed_mask is None else self._put(batch.allowed_mask)
-        result, self._last_tokens = self._full[num_rows](logits, self._last_tokens, self._penalty_state, packed, biases, mask)
+        biases = self._no_biases[num_rows] if batch.biases is None else batch.biases
+        mask = self._no_mask[num_rows] if batch.allowed_mask is None else batch.allowed_mask
+        result, self._last_tokens = self._full[num_rows](logits, self._last_tokens, self._penalty_state, batch.packed, biases, mask)
         return result
-
-    def _fed_tokens(self, scheduled: Sequence[ScheduledRequest]) -> np.ndarray:
-        """The tokens of this step's requests with penalties, for `update_penalty_state`."""
-        packed, views = packed_views(self._feed_shapes)
-        views["slots"][:] = self.shape.trash_slot
-        start = 0
-        for request in scheduled:
-            if not has_penalties(request.params):
-                continue
-            end = start + len(request.token_ids)
-            views["token_ids"][start:end] = request.token_ids
-            views["slots"][start:end] = request.slot
-            views["positions"][start:end] = np.arange(request.num_computed_tokens, request.num_computed_tokens + len(request.token_ids))
-            views["prompt_lens"][start:end] = request.num_prompt_tokens
-            views["reset"][request.slot] = request.is_first_of_slot
-            start = end
-        return packed
 
 
 def sum_sizes(shapes: dict[str, tuple[int, ...]]) -> int:

@@ -24,9 +24,12 @@ from jaxinfer.client import EngineDescription
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import Engine
 from jaxinfer.errors import CheckpointError, ConfigError
-from jaxinfer.kv.block_pool import GroupedPools
 from jaxinfer.kv.cache import layer_shapes
-from jaxinfer.kv.sizing import resolve_num_blocks
+from jaxinfer.kv.disk import DiskBlocks
+from jaxinfer.kv.offload import BlockMover
+from jaxinfer.kv.sizing import resolve_host_slots, resolve_num_blocks
+from jaxinfer.kv.tables import GroupedPools
+from jaxinfer.kv_setup import kv_identity, make_tiers, measure_break_even
 from jaxinfer.metrics import compile_counter
 from jaxinfer.models.config import find
 from jaxinfer.quant import measured
@@ -83,10 +86,16 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
     block_size, limits = config.cache.block_size, config.scheduler
     num_blocks = resolve_num_blocks(config.cache, limits, groups, max_model_len, mesh)
     buckets = Buckets.build(limits.max_num_seqs, limits.max_num_batched_tokens, resolve_min_rows(config.batch_invariant, slots))
+    host_slots = resolve_host_slots(config.cache, groups, num_blocks)
+    disk_path = config.cache.disk_kv_path
+    disk = DiskBlocks(disk_path, config.cache.disk_kv_bytes) if disk_path is not None else None
+    kv_shapes = layer_shapes(groups, num_blocks, block_size, mesh)
+    mover = BlockMover(kv_shapes, groups, mesh, disk=disk, checks_crc=config.cache.kv_checksums == "on")
     runner = ModelRunner(
         model,
         mesh=mesh,
-        kv_shapes=layer_shapes(groups, num_blocks, block_size, mesh),
+        mover=mover,
+        kv_shapes=kv_shapes,
         buckets=buckets,
         shape=BatchShape.build(len(groups), max_model_len, block_size, limits.max_num_seqs),
         vocab_size=model_config.vocab_size,
@@ -103,9 +112,23 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         num_programs, compile_seconds = compiling.result()
     runner.start(model)
     pools = GroupedPools(groups, num_blocks, block_size)
+    tiers = make_tiers(
+        config.cache,
+        pools,
+        host_slots=host_slots,
+        identity=kv_identity(runner, groups, checkpoint.config, block_size) if disk is not None else b"",
+        disk=disk,
+        break_even=measure_break_even(runner, block_size) if host_slots else None,
+    )
     eos_token_ids = resolve_eos_token_ids(checkpoint, tokenizer)
     scheduler = Scheduler(
-        limits, pools, max_model_len=max_model_len, max_num_logit_rows=buckets.max_num_logit_rows, eos_token_ids=eos_token_ids
+        limits,
+        pools,
+        max_model_len=max_model_len,
+        max_num_logit_rows=buckets.max_num_logit_rows,
+        eos_token_ids=eos_token_ids,
+        tiers=tiers,
+        preemption=config.cache.preemption,
     )
     description = EngineDescription(
         model_name=checkpoint.name,
@@ -116,6 +139,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         max_num_seqs=limits.max_num_seqs,
         max_prompt_tokens=scheduler.max_seq_tokens - 1,
         eos_token_ids=eos_token_ids,
+        scheduling_policy=limits.scheduling_policy,
     )
     engine = Engine(
         scheduler=scheduler,

@@ -22,7 +22,8 @@ def create_app(engine: EngineThread, config: ServerConfig) -> web.Application:
     app[SERVER] = ServerState(engine=engine, config=config, metrics=ServerMetrics(engine))
     app.cleanup_ctx.append(_text_threads)
     for module in routes.ALL:
-        app.router.add_routes(module.routes)
+        if module not in routes.DEBUG or config.debug_routes == "on":
+            app.router.add_routes(module.routes)
     return app
 
 

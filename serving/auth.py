@@ -11,8 +11,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from serving.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/"})
-"""Probes, and the page, which holds nothing secret and asks for the key itself."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/debug/kv"})
+"""Probes, and the pages, which hold nothing secret and ask for the key themselves."""
 
 
 def require_api_key(keys: Sequence[str]) -> Middleware:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.config import option
+from jaxinfer.config import OnOff, option
 from jaxinfer.errors import ConfigError
 
 MAX_SECONDS = 86_400.0
@@ -28,6 +28,10 @@ class ServerConfig:
     header_timeout: float = option(10.0, "seconds in which a client must send its request's headers")
     body_timeout: float = option(30.0, "seconds in which a client must send a request's body, or take a part of an answer")
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
+    max_queue: int | None = option(
+        None, "requests that may wait for a place in the batch, each answer of n counted; more are refused with 429; default: any number"
+    )
+    debug_routes: OnOff = option("off", "serve /debug/kv, a page that draws the KV blocks and names the requests that hold them")
     step_timeout: float = option(30.0, "seconds that one engine step may take before /health reports the engine as hung")
 
     def __post_init__(self) -> None:
@@ -35,6 +39,10 @@ class ServerConfig:
             raise ConfigError("--host must be an address or a name, got ''", option="--host")
         _check_int("--port", self.port, 0, 65_535)
         _check_int("--max-body-bytes", self.max_body_bytes, 1024, 1 << 30)
+        if self.max_queue is not None:
+            _check_int("--max-queue", self.max_queue, 1, 1 << 20)
+        if self.debug_routes not in ("on", "off"):
+            raise ConfigError(f"--debug-routes must be on or off, got {self.debug_routes!r}", option="--debug-routes")
         for name, low in (("header", 0.01), ("body", 0.01), ("shutdown", 0.0), ("step", 0.01)):
             _check_seconds(f"--{name}-timeout", getattr(self, f"{name}_timeout"), low)
         object.__setattr__(self, "api_key", (self.api_key,) if isinstance(self.api_key, str) else tuple(self.api_key))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jaxinfer.request import CompletionOutput, RequestDelta, RequestId
+from serving.wakeups import call_on_loop
 
 
 def merge_deltas(old: RequestDelta, new: RequestDelta) -> RequestDelta:
@@ -86,3 +87,23 @@ class DeltaStream:
         self._pending = None
         if self._failure is None:
             self._abort(self.request_id)
+
+
+type News = RequestDelta | Exception
+"""What a stream is told; an exception is its end."""
+
+
+def tell(news: Mapping[DeltaStream, News]) -> list[DeltaStream]:
+    """Hand news to streams from another thread, with one wake-up per event loop; returns those whose loop has closed."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, News]]] = {}
+    for stream, item in news.items():
+        by_loop.setdefault(stream.loop, []).append((stream, item))
+    return [stream for loop, items in by_loop.items() if not call_on_loop(loop, _deliver, items) for stream, _ in items]
+
+
+def _deliver(items: list[tuple[DeltaStream, News]]) -> None:
+    for stream, item in items:
+        if isinstance(item, Exception):
+            stream.fail(item)
+        else:
+            stream.put(item)

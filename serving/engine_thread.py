@@ -7,15 +7,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxinfer.client import EngineDescription, EngineSnapshot
 from jaxinfer.errors import EngineDeadError, RequestError
-from jaxinfer.request import GenerationRequest, RequestDelta, RequestId
+from jaxinfer.request import GenerationRequest, RequestId
 from jaxinfer.tokenizer import Tokenizer
-from serving.delta_stream import DeltaStream
+from serving.admission import Admission
+from serving.delta_stream import DeltaStream, News, tell
+from serving.kv_view import KVView, KVViewer
 from serving.step_engine import EngineState, StepEngine
+from serving.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +27,27 @@ class EngineThread:
     """An EngineClient whose engine is built, stepped and stopped by a thread of its own.
 
     A fault in a step ends every request in flight with EngineDeadError, and so does every later submit; a fault in taking
-    a request in ends that request alone.
+    a request in ends that request alone. `max_queue`: how many sequences may wait; more are refused.
     """
 
-    def __init__(self, build_engine: Callable[[], StepEngine], *, step_timeout_seconds: float = 30.0):
+    def __init__(self, build_engine: Callable[[], StepEngine], *, step_timeout_seconds: float = 30.0, max_queue: int | None = None):
         self._build_engine = build_engine
         self._step_timeout_seconds = step_timeout_seconds
         self._engine: StepEngine | None = None
         self._state = EngineState.LOADING
         self._fault: str | None = None
         self._load_error: BaseException | None = None
-        # Guards state, inbox and streams. Never held during a step.
+        # Guards state, inbox, streams and admission. Never held during a step.
         self._condition = threading.Condition()
         self._arrivals: deque[GenerationRequest] = deque()
         self._aborts: set[RequestId] = set()
         self._streams: dict[RequestId, DeltaStream] = {}
         self._snapshot = EngineSnapshot()
         self._step_started: float | None = None
-        self._load_waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        self._idle_waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._admission = Admission(max_queue)
+        self._viewer = KVViewer()
+        self._load_waiters = Wakeups()
+        self._idle_waiters = Wakeups()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread ------------------------------------------------------------------------------------------------------
@@ -57,12 +62,10 @@ class EngineThread:
         Raises:
             Exception: whatever building the engine raised.
         """
-        loaded = asyncio.Event()
         with self._condition:
-            if self._state is not EngineState.LOADING:
-                loaded.set()
-            self._load_waiters.append((asyncio.get_running_loop(), loaded))
-        await loaded.wait()
+            loaded = self._load_waiters.add() if self._state is EngineState.LOADING else None
+        if loaded is not None:
+            await loaded.wait()
         if self._load_error is not None:
             raise self._load_error
 
@@ -98,17 +101,24 @@ class EngineThread:
 
     def submit(self, request: GenerationRequest) -> DeltaStream:
         """Queue a request from a coroutine; see EngineClient.submit."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[DeltaStream]:
+        """Queue requests that belong together: all of them, or none when one is refused. Raises as `submit`."""
         engine = self._loaded_engine()
-        engine.validate(request)
-        stream = DeltaStream(request.request_id, asyncio.get_running_loop(), self.abort)
+        for request in requests:
+            engine.validate(request)
+        loop = asyncio.get_running_loop()
+        streams = {request.request_id: DeltaStream(request.request_id, loop, self.abort) for request in requests}
         with self._condition:
             self._require_ready()
-            if request.request_id in self._streams:
-                raise RequestError(f"request_id {request.request_id!r:.80} is in use by a running request", param="request_id")
-            self._streams[request.request_id] = stream
-            self._arrivals.append(request)
+            for request_id in streams.keys() & self._streams.keys():
+                raise RequestError(f"request_id {request_id!r:.80} is in use by a running request", param="request_id")
+            self._admission.admit(_num_sequences(requests), num_requests=len(requests), max_num_seqs=engine.description.max_num_seqs)
+            self._streams.update(streams)
+            self._arrivals.extend(requests)
             self._condition.notify()
-        return stream
+        return list(streams.values())
 
     def abort(self, request_id: RequestId) -> None:
         """End a request; unknown ids are ignored."""
@@ -120,22 +130,39 @@ class EngineThread:
     def snapshot(self) -> EngineSnapshot:
         """Counters as of the last step, with what has arrived since counted as waiting."""
         with self._condition:
-            num_arrivals = len(self._arrivals)
+            num_arrivals = _num_sequences(self._arrivals)
         last = self._snapshot
         return replace(last, num_waiting=last.num_waiting + num_arrivals, is_stepping=self._step_started is not None, fault=self._fault)
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that found the queue full."""
+        return self._admission.num_refused
+
+    async def kv_view(self) -> KVView:
+        """The blocks as the engine's thread sees them between two steps; waits for the running step.
+
+        Raises:
+            EngineDeadError: the engine is loading or has ended.
+            Exception: whatever looking at the blocks raised.
+        """
+        self._loaded_engine()
+        ordered = self._viewer.order()
+        with self._condition:
+            self._condition.notify()
+        return await ordered
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests and wait for the running ones; returns whether all ended in time.
 
         May be cancelled to cut the wait short; `end_requests` then ends those still there.
         """
-        idle = asyncio.Event()
         with self._condition:
             if self._state in (EngineState.LOADING, EngineState.READY):
                 self._state = EngineState.DRAINING
             if not self._streams:
                 return True
-            self._idle_waiters.append((asyncio.get_running_loop(), idle))
+            idle = self._idle_waiters.add()
         try:
             async with asyncio.timeout(timeout_seconds):
                 await idle.wait()
@@ -152,7 +179,7 @@ class EngineThread:
         self._tell({stream: EngineDeadError(reason) for stream in streams})
 
     def stop(self, timeout_seconds: float) -> bool:
-        """End the thread after its running step; returns whether it has ended."""
+        """End the thread after its running step, and the engine with it; returns whether both have ended."""
         with self._condition:
             if self._state is not EngineState.DEAD:
                 self._state = EngineState.STOPPED
@@ -187,26 +214,29 @@ class EngineThread:
         self._finish_loading(EngineState.READY)
         try:
             while self._wait_for_work(engine):
-                self._take_in(engine)
-                self._step(engine)
+                self._step(engine, self._take_in(engine))
+                self._viewer.serve(engine)
+            engine.close()
         except Exception as error:  # The outermost edge: nothing is known of the engine's state any more.
             self._die(error)
+        finally:
+            pass
 
     def _finish_loading(self, state: EngineState) -> None:
         with self._condition:
             if self._state is EngineState.LOADING:
                 self._state = state
-            waiters, self._load_waiters = self._load_waiters, []
-        for loop, loaded in waiters:
-            _call_on_loop(loop, loaded.set)
+            wake = self._load_waiters.take()
+        wake()
 
     def _wait_for_work(self, engine: StepEngine) -> bool:
         with self._condition:
-            while not (self._arrivals or self._aborts or engine.has_work or self._state is EngineState.STOPPED):
+            while not (self._arrivals or self._aborts or engine.has_work or self._state is EngineState.STOPPED or self._viewer.has_orders):
                 self._condition.wait()
             return self._state is not EngineState.STOPPED
 
-    def _take_in(self, engine: StepEngine) -> None:
+    def _take_in(self, engine: StepEngine) -> int:
+        """Hand arrivals and aborts to the engine; returns how many sequences arrived."""
         with self._condition:
             arrivals, aborts = list(self._arrivals), self._aborts
             self._arrivals.clear()
@@ -230,15 +260,20 @@ class EngineThread:
         with self._condition:
             news = {self._streams[request_id]: error for request_id, error in failed.items() if request_id in self._streams}
         self._end([*aborts, *failed], news)
+        return _num_sequences(arrivals)
 
-    def _step(self, engine: StepEngine) -> None:
-        if not engine.has_work:
-            return
-        self._step_started = time.monotonic()
-        deltas = engine.step()
-        self._snapshot = engine.snapshot()
-        self._step_started = None
+    def _step(self, engine: StepEngine, num_taken: int) -> None:
+        """Run a step, if there is one to run, and tell what it did; `num_taken` sequences were taken in before it."""
+        deltas = []
+        if engine.has_work:
+            self._step_started = time.monotonic()
+            deltas = engine.step()
+            self._snapshot = engine.snapshot()
+            self._step_started = None
+        num_finished = sum(output.finish_reason is not None for delta in deltas for output in delta.outputs)
         with self._condition:
+            # Before the news: whoever reads the end of a request may send the next one.
+            self._admission.settle(self._snapshot, num_taken=num_taken, num_finished=num_finished, is_idle=not engine.has_work)
             news = {stream: delta for delta in deltas if (stream := self._streams.get(delta.request_id)) is not None}
         self._end([delta.request_id for delta in deltas if delta.is_finished], news)
 
@@ -254,7 +289,7 @@ class EngineThread:
         news = {stream: EngineDeadError(f"the engine has stopped after a fault ({self._fault})") for stream in streams}
         self._end([stream.request_id for stream in streams], news)
 
-    def _end(self, request_ids: list[RequestId], news: Mapping[DeltaStream, RequestDelta | Exception]) -> None:
+    def _end(self, request_ids: list[RequestId], news: Mapping[DeltaStream, News]) -> None:
         """Drop the streams of requests that have ended, tell the news, and then those who wait until all is idle.
 
         In this order: whoever reads the end of a request may use its id again.
@@ -262,36 +297,15 @@ class EngineThread:
         with self._condition:
             for request_id in request_ids:
                 self._streams.pop(request_id, None)
-            waiters = [] if self._streams else self._idle_waiters
-            if waiters:
-                self._idle_waiters = []
+            wake = None if self._streams else self._idle_waiters.take()
         self._tell(news)
-        for loop, idle in waiters:
-            _call_on_loop(loop, idle.set)
+        if wake is not None:
+            wake()
 
-    def _tell(self, news: Mapping[DeltaStream, RequestDelta | Exception]) -> None:
-        """Hand news to the streams, with one wake-up per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DeltaStream, RequestDelta | Exception]]] = {}
-        for stream, item in news.items():
-            by_loop.setdefault(stream.loop, []).append((stream, item))
-        for loop, items in by_loop.items():
-            if not _call_on_loop(loop, _deliver, items):
-                for stream, _ in items:
-                    self.abort(stream.request_id)
+    def _tell(self, news: Mapping[DeltaStream, News]) -> None:
+        for stream in tell(news):
+            self.abort(stream.request_id)
 
 
-def _deliver(items: list[tuple[DeltaStream, RequestDelta | Exception]]) -> None:
-    for stream, item in items:
-        if isinstance(item, Exception):
-            stream.fail(item)
-        else:
-            stream.put(item)
-
-
-def _call_on_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> bool:
-    """Whether the loop still took the call; a closed one has no readers left."""
-    try:
-        loop.call_soon_threadsafe(call, *args)
-    except RuntimeError:
-        return False
-    return True
+def _num_sequences(requests: Iterable[GenerationRequest]) -> int:
+    return sum(request.params.n for request in requests)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from jaxinfer.errors import EngineDeadError, RequestError
+from jaxinfer.errors import EngineDeadError, QueueFullError, RequestError
 from serving.json_text import dump_json
 
 logger = logging.getLogger(__name__)
@@ -20,18 +21,29 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 class ApiError(Exception):
     """An answer other than 200. The message goes to the client, so it never holds paths, addresses or reprs of exceptions."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.headers = headers or {}
 
 
 def error_type(status: int) -> str:
     """OpenAI's `type` of a status."""
     if status == HTTPStatus.UNAUTHORIZED:
         return "authentication_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
     return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
 
 
@@ -41,6 +53,9 @@ def to_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param=error.param)
+    if isinstance(error, QueueFullError):
+        headers = {"Retry-After": str(error.retry_after_seconds)}
+        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
     if isinstance(error, EngineDeadError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="engine_unavailable")
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the server's log says more", code="internal_error")
@@ -53,7 +68,8 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 def error_response(error: ApiError) -> web.Response:
     """The one place that makes error answers."""
-    return web.Response(status=error.status, body=dump_json(error_body(error)), content_type="application/json", charset="utf-8")
+    body = dump_json(error_body(error))
+    return web.Response(status=error.status, body=body, headers=error.headers, content_type="application/json", charset="utf-8")
 
 
 def _from_http_exception(request: web.Request, error: web.HTTPException) -> web.Response:

@@ -16,13 +16,22 @@ SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 _GAUGES = (
-    ("jaxinfer_kv_blocks_free", "KV blocks that no request holds", "num_kv_blocks_free"),
-    ("jaxinfer_kv_blocks_total", "Usable KV blocks", "num_kv_blocks_total"),
+    ("jaxinfer_kv_blocks_total", "Usable KV blocks: free, cached and held", "num_kv_blocks_total"),
+    ("jaxinfer_kv_blocks_free", "KV blocks without content of use", "num_kv_blocks_free"),
+    ("jaxinfer_kv_blocks_cached", "KV blocks kept for their prefix, that no request holds", "num_kv_blocks_cached"),
+    ("jaxinfer_kv_blocks_held", "KV blocks that requests hold", "num_kv_blocks_held"),
+    ("jaxinfer_host_kv_bytes_total", "Host memory for KV blocks", "host_kv_bytes_total"),
+    ("jaxinfer_host_kv_bytes_used", "Host memory that holds KV blocks", "host_kv_bytes_used"),
+    ("jaxinfer_disk_kv_bytes_total", "Most bytes of KV blocks on disk", "disk_kv_bytes_total"),
+    ("jaxinfer_disk_kv_bytes_used", "Bytes of KV blocks on disk", "disk_kv_bytes_used"),
     ("jaxinfer_requests_running", "Requests in the running batch", "num_running"),
     ("jaxinfer_requests_waiting", "Requests waiting to run", "num_waiting"),
 )
 _COUNTERS = (
-    ("jaxinfer_preemptions", "Times a request lost its blocks to others and was computed again", "num_preemptions"),
+    ("jaxinfer_preemptions", "Times a request lost its blocks to others", "num_preemptions"),
+    ("jaxinfer_prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", "num_prefix_query_tokens"),
+    ("jaxinfer_kv_fetch_wait_seconds", "Seconds that requests waited for blocks from host memory or disk", "fetch_wait_seconds"),
+    ("jaxinfer_disk_kv_faults", "KV blocks that could not be written to disk, read, or were damaged", "num_disk_faults"),
     ("jaxinfer_recompiles", "Programs compiled after warm-up", "num_recompiles"),
     ("jaxinfer_prompt_tokens", "Prompt tokens computed", "num_prompt_tokens"),
     ("jaxinfer_generation_tokens", "Tokens generated", "num_generation_tokens"),
@@ -30,6 +39,27 @@ _COUNTERS = (
     ("jaxinfer_scheduler_seconds", "Seconds spent in scheduling", "scheduler_seconds"),
     ("jaxinfer_step_seconds", "Seconds spent in steps", "step_seconds"),
 )
+_BY_LABEL = (
+    (
+        "jaxinfer_prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache, by where their blocks were",
+        "tier",
+        {"device": "num_hit_tokens_device", "host": "num_hit_tokens_host", "disk": "num_hit_tokens_disk"},
+    ),
+    (
+        "jaxinfer_preemptions_by_kind",
+        "Times a request lost its blocks to others, by what became of them",
+        "kind",
+        {"swap": "num_preemptions_swap", "recompute": "num_preemptions_recompute"},
+    ),
+    (
+        "jaxinfer_swapped_bytes",
+        "Bytes of KV blocks copied from the device to host memory and back",
+        "direction",
+        {"out": "num_swapped_out_bytes", "in": "num_swapped_in_bytes"},
+    ),
+)
+"""Counters with one label: its values and the snapshot's fields."""
 
 
 class _SnapshotCollector(Collector):
@@ -44,6 +74,12 @@ class _SnapshotCollector(Collector):
             yield GaugeMetricFamily(name, help, value=getattr(snapshot, attribute))
         for name, help, attribute in _COUNTERS:
             yield CounterMetricFamily(name, help, value=getattr(snapshot, attribute))
+        for name, help, label, attributes in _BY_LABEL:
+            counter = CounterMetricFamily(name, help, labels=[label])
+            for value, attribute in attributes.items():
+                counter.add_metric([value], getattr(snapshot, attribute))
+            yield counter
+        yield CounterMetricFamily("jaxinfer_requests_refused", "Requests that found the queue full", value=self._engine.num_refused)
         finished = CounterMetricFamily("jaxinfer_requests_finished", "Requests ended, by reason", labels=["finish_reason"])
         for reason in FinishReason:
             finished.add_metric([reason.value], (snapshot.finished_by_reason or {}).get(reason.value, 0))

@@ -21,7 +21,8 @@ from serving.step_engine import StepEngine
 
 LAST_WRITES_SECONDS = 3.0
 """How long handlers get, once their requests have ended, to write out what they hold."""
-THREAD_END_SECONDS = 5.0
+THREAD_END_SECONDS = 15.0
+"""For the running step, and for cached blocks to be written to disk."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -112,7 +113,7 @@ def run_server(build_engine: Callable[[], StepEngine], config: ServerConfig, *, 
         Exception: whatever loading the engine raised.
     """
     say = announce or _print_line
-    engine = EngineThread(build_engine, step_timeout_seconds=config.step_timeout)
+    engine = EngineThread(build_engine, step_timeout_seconds=config.step_timeout, max_queue=config.max_queue)
     sock = bind(config)
     is_loaded = asyncio.run(serve(engine, config, sock, say))
     if not (is_loaded and engine.stop(THREAD_END_SECONDS)):

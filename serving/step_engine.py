@@ -6,6 +6,7 @@ import enum
 from typing import Protocol
 
 from jaxinfer.client import EngineDescription, EngineSnapshot
+from jaxinfer.kv.kv_map import KVMap
 from jaxinfer.request import GenerationRequest, RequestDelta, RequestId
 from jaxinfer.tokenizer import Tokenizer
 
@@ -39,6 +40,14 @@ class StepEngine(Protocol):
 
     def snapshot(self) -> EngineSnapshot:
         """Counters and gauges of this moment."""
+        ...
+
+    def kv_map(self) -> KVMap:
+        """The blocks of this moment, and who holds them."""
+        ...
+
+    def close(self) -> None:
+        """End what still runs, and keep on disk what shall be found there again; nothing is called afterwards but `snapshot`."""
         ...
 
 

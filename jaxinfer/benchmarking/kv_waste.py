@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxinfer.kv.block_pool import GroupedPools
+from jaxinfer.kv.tables import GroupedPools
 
 
 class KVWaste:

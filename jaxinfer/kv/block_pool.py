@@ -1,160 +1,126 @@
-"""KV blocks as numbers: who holds which, per group. No jax; the memory itself is in `kv.cache`."""
+"""KV blocks as numbers on the host: which are free, cached or held. No jax; the memory itself is in `kv.cache`."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.kv.groups import KVGroupSpec, ceil_div
 
 TRASH_BLOCK = 0
 """Where padding is written and where a window's table points once a block fell out of it; never given out."""
 
 
 class BlockPool:
-    """The blocks 1..num_blocks of one KV group, with reference counts."""
+    """The blocks 1..num_blocks of one KV group in one tier, with reference counts.
+
+    A block is held (somebody has a reference), cached (nobody has, its content may be wanted again) or free. Cached blocks
+    are given out when the free ones have run out, the least recently released first; `on_evict(block_id, content)` is
+    called before that.
+    """
 
     def __init__(self, num_blocks: int):
         if num_blocks < 1:
             raise ConfigError(f"a block pool needs at least 1 usable block, got {num_blocks}", option="--num-kv-blocks")
         self.num_blocks = num_blocks
+        self.on_evict: Callable[[int, Any], None] | None = None
         self._free: deque[int] = deque(range(1, num_blocks + 1))
+        self._cached: dict[int, None] = {}
         self._ref_counts = [0] * (num_blocks + 1)
+        self._contents: list[Any] = [None] * (num_blocks + 1)
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks without content that nobody holds."""
         return len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content can be found."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._free) + len(self._cached)
+
+    @property
     def num_held(self) -> int:
-        """Blocks that at least one sequence holds."""
-        return self.num_blocks - len(self._free)
+        """Blocks with at least one reference."""
+        return self.num_blocks - self.num_available
+
+    def is_held(self, block_id: int) -> bool:
+        """Whether anybody has a reference to it."""
+        return self._ref_counts[block_id] > 0
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take blocks, each with one reference; None when there are too few, and nothing is taken then."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_available:
             return None
-        block_ids = [self._free.popleft() for _ in range(num_blocks)]
-        for block_id in block_ids:
+        block_ids = []
+        for _ in range(num_blocks):
+            block_id = self._free.popleft() if self._free else self._evict()
             self._ref_counts[block_id] = 1
+            block_ids.append(block_id)
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks that are held already."""
+        """Add a reference to blocks that are held or cached."""
         for block_id in block_ids:
-            assert block_id != TRASH_BLOCK and self._ref_counts[block_id] > 0, f"block {block_id} is not held"
+            if self._ref_counts[block_id] == 0:
+                assert block_id in self._cached, f"block {block_id} is neither held nor cached"
+                del self._cached[block_id]
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Give up one reference to each block of a table, the last block first.
 
-        The free queue is first in, first out: of one sequence its tail is reused before its head, which is the part
-        another prompt may share.
+        Whoever held a block held those before it, so that of one prefix the tail is always evicted before the head.
         """
         for block_id in reversed(block_ids):
             assert block_id != TRASH_BLOCK and self._ref_counts[block_id] > 0, f"block {block_id} is not held"
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
-                self._free.append(block_id)
+                if self._contents[block_id] is None:
+                    self._free.append(block_id)
+                else:
+                    self._cached[block_id] = None
+
+    def keep(self, block_id: int, content: Any) -> None:
+        """Let a held block stay cached under `content` when its last reference goes."""
+        assert self._ref_counts[block_id] > 0 and self._contents[block_id] is None, f"block {block_id} is not held or has a content"
+        self._contents[block_id] = content
+
+    def content(self, block_id: int) -> Any:
+        """What `keep` was told of a block, None for one without."""
+        return self._contents[block_id]
+
+    def cached(self) -> list[int]:
+        """The cached blocks, the next to be evicted first."""
+        return list(self._cached)
+
+    def ref_counts(self) -> list[int]:
+        """References of the blocks 1..num_blocks."""
+        return self._ref_counts[1:]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert conservation: free + held = total, and each reference count is the number of holders in `tables`."""
+        """Assert conservation: free + cached + held = total, and each reference count is the number of holders in `tables`."""
         holders = Counter(block_id for table in tables for block_id in table)
         free = set(self._free)
         assert len(free) == len(self._free), "a block is in the free queue twice"
-        assert TRASH_BLOCK not in free and TRASH_BLOCK not in holders, "the trash block was given out"
+        assert TRASH_BLOCK not in free and TRASH_BLOCK not in holders and TRASH_BLOCK not in self._cached, "the trash block was given out"
         for block_id in range(1, self.num_blocks + 1):
-            count = self._ref_counts[block_id]
+            count, is_kept = self._ref_counts[block_id], self._contents[block_id] is not None
             assert count == holders[block_id], f"block {block_id} has {count} references but {holders[block_id]} holders"
-            assert (count == 0) == (block_id in free), f"block {block_id} has {count} references, free: {block_id in free}"
-        assert free.isdisjoint(holders) and len(free) + len(holders) == self.num_blocks, "free + held is not the total"
+            assert (block_id in free) == (count == 0 and not is_kept), f"block {block_id}: {count} references, content {is_kept}"
+            assert (block_id in self._cached) == (count == 0 and is_kept), f"block {block_id}: {count} references, content {is_kept}"
+        assert len(free) + len(self._cached) + len(holders) == self.num_blocks, "free + cached + held is not the total"
 
-
-class BlockTables:
-    """One sequence's blocks, one table per group.
-
-    `tables[g][i]` is the block of positions `i * block_size` onward. The first `num_dropped[g]` entries have fallen out
-    of the group's window: they are the trash block, so that positions keep their index. All tables have one length and
-    cover the positions below `num_positions`.
-    """
-
-    __slots__ = ("num_dropped", "num_positions", "tables")
-
-    def __init__(self, num_groups: int):
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.num_dropped = [0] * num_groups
-        self.num_positions = 0
-
-    def held(self, group: int) -> list[int]:
-        """The blocks of one group that this sequence holds, the trash block left out."""
-        return self.tables[group][self.num_dropped[group] :]
-
-
-class GroupedPools:
-    """One BlockPool per KV group, and the rules by which a sequence's tables grow and shrink in all of them."""
-
-    def __init__(self, groups: Sequence[KVGroupSpec], num_blocks: Sequence[int], block_size: int):
-        if not groups or len(groups) != len(num_blocks):
-            raise ConfigError(f"each KV group needs one pool size, got {len(groups)} groups and {len(num_blocks)} sizes")
-        self.groups = tuple(groups)
-        self.block_size = block_size
-        self.pools = tuple(BlockPool(count) for count in num_blocks)
-        self._window_groups = tuple(index for index, group in enumerate(groups) if group.kind == "window")
-        self.has_windows = bool(self._window_groups)
-        limits = [group.max_tokens(count, block_size) for group, count in zip(groups, num_blocks, strict=True)]
-        self.max_seq_tokens: int | None = min((limit for limit in limits if limit is not None), default=None)
-        """Tokens one sequence can have with the pools to itself; None: no limit."""
-
-    def new_tables(self) -> BlockTables:
-        """Empty tables for one sequence."""
-        return BlockTables(len(self.pools))
-
-    def drop_dead(self, blocks: BlockTables, num_computed_tokens: int) -> None:
-        """Free what has fallen out of every window before position `num_computed_tokens` is computed."""
-        for index in self._window_groups:
-            num_dead = self.groups[index].num_dead_blocks(num_computed_tokens, self.block_size)
-            first = blocks.num_dropped[index]
-            if num_dead > first:
-                table = blocks.tables[index]
-                self.pools[index].release(table[first:num_dead])
-                table[first:num_dead] = [TRASH_BLOCK] * (num_dead - first)
-                blocks.num_dropped[index] = num_dead
-
-    def fitting_end(self, blocks: BlockTables, end: int) -> int:
-        """The position up to which the tables can be extended now, at most `end`."""
-        for pool, table in zip(self.pools, blocks.tables, strict=True):
-            end = min(end, (len(table) + pool.num_free) * self.block_size)
-        return end
-
-    def extend(self, blocks: BlockTables, end: int) -> None:
-        """Grow every table to cover the positions below `end`, which must be at most `fitting_end`."""
-        num_blocks = ceil_div(end, self.block_size)
-        for pool, table in zip(self.pools, blocks.tables, strict=True):
-            if num_blocks > len(table):
-                new = pool.allocate(num_blocks - len(table))
-                assert new is not None, "extend was called without asking fitting_end"
-                table.extend(new)
-        blocks.num_positions = max(blocks.num_positions, num_blocks * self.block_size)
-
-    def release(self, blocks: BlockTables) -> None:
-        """Give back everything that a sequence holds; its tables are empty afterwards."""
-        for index, pool in enumerate(self.pools):
-            pool.release(blocks.held(index))
-            blocks.tables[index] = []
-            blocks.num_dropped[index] = 0
-        blocks.num_positions = 0
-
-    def needed(self, num_tokens: int) -> list[int]:
-        """Blocks per group that a sequence should find to compute `num_tokens`; never more than the pool has."""
-        return [
-            min(pool.num_blocks, group.num_blocks_for(num_tokens, self.block_size))
-            for pool, group in zip(self.pools, self.groups, strict=True)
-        ]
-
-    def check(self, all_blocks: Iterable[BlockTables]) -> None:
-        """Assert conservation in every group, given the tables of all living sequences."""
-        all_blocks = list(all_blocks)
-        for index, pool in enumerate(self.pools):
-            pool.check(blocks.held(index) for blocks in all_blocks)
+    def _evict(self) -> int:
+        block_id = next(iter(self._cached))
+        del self._cached[block_id]
+        content, self._contents[block_id] = self._contents[block_id], None
+        if self.on_evict is not None:
+            self.on_evict(block_id, content)
+        return block_id

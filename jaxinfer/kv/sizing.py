@@ -8,12 +8,15 @@ import psutil
 from jax.sharding import Mesh
 
 from jaxinfer.config import CacheConfig, SchedulerConfig
+from jaxinfer.errors import ConfigError
 from jaxinfer.kv.cache import bytes_per_token
 from jaxinfer.kv.groups import KVGroupSpec, ceil_div
 
 POOL_GRID = 64
 """A default pool is a multiple of this many blocks: the pool's size is part of every compiled program."""
 CPU_POOL_BYTES = 2 * 2**30
+HOST_SHARE = 8
+"""By default the host tier takes at most this part of the memory that is free."""
 
 
 def resolve_num_blocks(
@@ -47,3 +50,25 @@ def _budget_bytes(mesh: Mesh) -> int:
     if stats is None:
         return min(CPU_POOL_BYTES, psutil.virtual_memory().total // 10)
     return int((stats["bytes_limit"] - stats["bytes_in_use"]) * 0.8) * mesh.size
+
+
+def resolve_host_slots(cache: CacheConfig, groups: Sequence[KVGroupSpec], num_blocks: Sequence[int]) -> tuple[int, ...]:
+    """Host slots per group, each group's share that of its pool; empty: there is no host tier.
+
+    Raises:
+        ConfigError: more bytes are asked for than there are, or not enough for a block of every group.
+    """
+    sizes = [bytes_per_token(group) * cache.block_size for group in groups]
+    pool_bytes = sum(size * count for size, count in zip(sizes, num_blocks, strict=True))
+    available = psutil.virtual_memory().available
+    asked = cache.host_kv_bytes
+    if asked is not None and asked > available:
+        raise ConfigError(f"--host-kv-bytes is {asked}, but only {available} bytes of memory are available", option="--host-kv-bytes")
+    budget = min(pool_bytes, available // HOST_SHARE) if asked is None else asked
+    slots = tuple(budget * count // pool_bytes for count in num_blocks)
+    if all(slots):
+        return slots
+    if asked or cache.preemption == "swap" or cache.disk_kv_path is not None:
+        least = ceil_div(pool_bytes, min(num_blocks))
+        raise ConfigError(f"--host-kv-bytes must be at least {least}: a block of every KV group, got {budget}", option="--host-kv-bytes")
+    return ()

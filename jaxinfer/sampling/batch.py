@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from jaxinfer.forward_batch import packed_views, unpack_fields
-from jaxinfer.request import GREEDY_TEMPERATURE, SamplingParams
+from jaxinfer.request import SamplingParams
 from jaxinfer.sampling.tensors import SamplingTensors, pack_flags
 
 MAX_BIASES = 512
@@ -20,8 +21,7 @@ MAX_BIASES = 512
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(NamedTuple):
     """What one row of logits asks of the sampler.
 
     `target_id` is set for prompt log-probabilities: nothing is sampled then. `biases` are added to logits, -inf bans.
@@ -38,20 +38,12 @@ class SamplingRow:
     @property
     def needs_full(self) -> bool:
         """Whether taking the largest logit is not enough."""
-        params = self.params
-        return (
-            self.target_id is not None
-            or not params.is_greedy
-            or params.logprobs is not None
-            or params.allowed_token_ids is not None
-            or bool(self.biases)
-            or has_penalties(params)
-        )
+        return self.target_id is not None or bool(self.biases) or needs_full(self.params)
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether earlier tokens change the choice."""
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+def needs_full(params: SamplingParams) -> bool:
+    """Whether parameters alone ask for more than the largest logit."""
+    return not params.is_greedy or params.logprobs is not None or params.allowed_token_ids is not None or params.has_penalties
 
 
 def field_shapes(num_rows: int) -> dict[str, tuple[int, ...]]:
@@ -68,43 +60,39 @@ class SamplingBatch:
     biases: np.ndarray | None
     allowed_mask: np.ndarray | None
     needs_full: bool
-    any_penalties: bool
 
 
 def build_sampling_batch(rows: Sequence[SamplingRow], num_rows: int, trash_slot: int, vocab_size: int) -> SamplingBatch:
     """Pack the rows; the rest up to `num_rows` are greedy rows of the trash slot."""
     packed, views = packed_views(field_shapes(num_rows))
+    count = len(rows)
+    views["slots"][:count] = [row.slot for row in rows]
+    views["slots"][count:] = trash_slot
+    if not any(row.needs_full for row in rows):
+        return SamplingBatch(packed, None, None, needs_full=False)
     floats = {name: views[name].view(np.float32) for name in _FLOATS}
-    floats["top_p"][:] = 1.0
-    floats["repetition_penalty"][:] = 1.0
-    views["slots"][:] = trash_slot
-    for index, row in enumerate(rows):
-        params = row.params
-        views["slots"][index] = row.slot
-        floats["temperature"][index] = 0.0 if params.is_greedy else max(params.temperature, GREEDY_TEMPERATURE)
-        floats["top_p"][index] = params.top_p
-        floats["min_p"][index] = params.min_p
-        floats["repetition_penalty"][index] = params.repetition_penalty
-        floats["presence_penalty"][index] = params.presence_penalty
-        floats["frequency_penalty"][index] = params.frequency_penalty
-        # top_k of the whole vocabulary and more is "off"; the request's integer may not even fit into 32 bits.
-        views["top_k"][index] = params.top_k if 0 < params.top_k < vocab_size else 0
-        views["position"][index] = row.position
-        views["key"][index] = np.array(row.key, np.uint32).view(np.int32)
-        if row.target_id is not None:
-            views["is_target"][index] = 1
-            views["target_ids"][index] = row.target_id
-    any_penalties = any(has_penalties(row.params) for row in rows)
+    floats["top_p"][count:] = 1.0
+    floats["repetition_penalty"][count:] = 1.0
+    params = [row.params for row in rows]
+    for name in _FLOATS[1:]:
+        floats[name][:count] = [getattr(one, name) for one in params]
+    floats["temperature"][:count] = [0.0 if one.is_greedy else one.temperature for one in params]
+    # top_k of the whole vocabulary and more is "off"; the request's integer may not even fit into 32 bits.
+    views["top_k"][:count] = [one.top_k if 0 < one.top_k < vocab_size else 0 for one in params]
+    views["position"][:count] = [row.position for row in rows]
+    views["key"][:count] = np.array([row.key for row in rows], np.uint32).view(np.int32)
+    views["is_target"][:count] = [row.target_id is not None for row in rows]
+    views["target_ids"][:count] = [row.target_id or 0 for row in rows]
     biases = _biases(rows, num_rows)
     mask = _allowed_mask(rows, num_rows, vocab_size)
     views["flags"][:] = pack_flags(
-        any_penalties=any_penalties,
+        any_penalties=any(one.has_penalties for one in params),
         any_bias=biases is not None,
         any_mask=mask is not None,
         any_truncation=bool((views["top_k"] > 0).any() or (floats["top_p"] < 1.0).any()),
         any_logprobs=any(row.params.logprobs is not None or row.target_id is not None for row in rows),
     )
-    return SamplingBatch(packed, biases, mask, any(row.needs_full for row in rows), any_penalties)
+    return SamplingBatch(packed, biases, mask, needs_full=True)
 
 
 def empty_biases(num_rows: int) -> np.ndarray:

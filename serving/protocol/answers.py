@@ -48,7 +48,8 @@ def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int) -> di
 
 def without_tokens(output: CompletionOutput) -> CompletionOutput:
     """What an echo-only request shows of the token that had to be computed."""
-    return CompletionOutput(output.index, finish_reason=None if output.finish_reason is None else FinishReason.LENGTH)
+    is_whole = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return CompletionOutput(output.index, finish_reason=FinishReason.LENGTH if is_whole else output.finish_reason)
 
 
 class Answer(ABC):

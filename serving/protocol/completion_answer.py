@@ -25,7 +25,7 @@ class CompletionAnswer(Answer):
         shown = without_tokens(output) if self.options.is_echo_only else output
         token_ids, logprobs, text = list(shown.token_ids), list(shown.logprobs or []), shown.text
         if self.options.echo:
-            token_ids, logprobs = [*prompt.token_ids, *token_ids], [*(request.prompt_logprobs or []), *logprobs]
+            token_ids, logprobs = [*prompt.token_ids, *token_ids], [*_whole(prompt, request.prompt_logprobs or ()), *logprobs]
             text = prompt.text + text
         choice = self._choice(index, text, token_ids, logprobs, shown)
         if self.options.has_token_ids:
@@ -39,7 +39,7 @@ class CompletionAnswer(Answer):
         if not self.options.echo:
             return []
         nothing = CompletionOutput(index)
-        return [self._choice(index, prompt.text, prompt.token_ids, logprobs, nothing)]
+        return [self._choice(index, prompt.text, prompt.token_ids, _whole(prompt, logprobs), nothing)]
 
     @override
     def delta_choice(self, index: int, output: CompletionOutput) -> dict[str, Any]:
@@ -55,3 +55,8 @@ class CompletionAnswer(Answer):
         reason = None if output.finish_reason is None else output.finish_reason.value
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": shape, "finish_reason": reason}
         return choice | ({"stop_reason": output.stop_reason} if output.finish_reason is not None else {})
+
+
+def _whole(prompt: Prompt, logprobs: Sequence[PositionLogprobs | None]) -> list[PositionLogprobs | None]:
+    """One entry per token of a prompt, whose computing may have been cut short by the request's timeout."""
+    return [*logprobs, *[None] * (len(prompt.token_ids) - len(logprobs))]

@@ -6,10 +6,12 @@ Types are checked here, strictly; ranges are SamplingParams' own and are only ma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from jaxinfer.config import SchedulingPolicy
 from jaxinfer.errors import RequestError
 from jaxinfer.request import MAX_LOGIT_BIAS, SamplingParams
 
@@ -21,7 +23,7 @@ MAX_IDS_NAMED = 8
 MAX_TOKEN_ID_DIGITS = 10
 
 IGNORED_FIELDS = frozenset(
-    {"user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    {"store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
 )
 """Accepted and without effect: none of them changes what the answer says."""
 
@@ -30,7 +32,7 @@ UNSUPPORTED_FIELDS = frozenset(
         "tools", "functions", "function_call", "suffix", "audio", "modalities", "prediction", "web_search_options",
         "reasoning_effort", "verbosity", "use_beam_search", "length_penalty", "structured_outputs", "guided_json", "guided_regex",
         "guided_choice", "guided_grammar", "documents", "chat_template", "chat_template_kwargs", "continue_final_message",
-        "truncate_prompt_tokens", "prompt_embeds", "cache_salt", "kv_transfer_params", "mm_processor_kwargs",
+        "truncate_prompt_tokens", "prompt_embeds", "kv_transfer_params", "mm_processor_kwargs",
         "logprob_token_ids", "thinking_token_budget", "spaces_between_special_tokens",
     }
 )  # fmt: skip
@@ -45,6 +47,16 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What goes to the engine beside prompt and SamplingParams; see GenerationRequest, which checks the ranges."""
+
+    priority: int = 0
+    user: str = ""
+    timeout: float | None = None
+    cache_salt: str = ""
 
 
 class GenerationBody(BaseModel):
@@ -77,7 +89,10 @@ class GenerationBody(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: Any = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: int | None = None
+    user: str | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
     return_token_ids: bool | None = None
 
@@ -94,6 +109,19 @@ class GenerationBody(BaseModel):
         if self.response_format is not None and self.response_format != {"type": "text"}:
             got = f"{self.response_format!r:.60}"
             raise RequestError(f'response_format is only supported as {{"type": "text"}}, got {got}', param="response_format")
+
+    def request_options(self, scheduling_policy: SchedulingPolicy) -> RequestOptions:
+        """What the engine is told beside the parameters.
+
+        Raises:
+            RequestError: for a priority that nobody would look at.
+        """
+        if self.priority and scheduling_policy != "priority":
+            raise RequestError(
+                f"priority must be 0 on this server, whose --scheduling-policy is {scheduling_policy}, got {self.priority!r:.40}",
+                param="priority",
+            )
+        return RequestOptions(self.priority or 0, self.user or "", self.timeout, self.cache_salt or "")
 
     def sampling_params(self, *, vocab_size: int, max_model_len: int, **over: Any) -> SamplingParams:
         """The engine's parameters; `over` replaces fields that the two routes read differently.

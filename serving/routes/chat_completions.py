@@ -26,6 +26,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     state.require_model(body.model)
     description, tokenizer = state.engine.description, state.engine.tokenizer
     params = body.params(vocab_size=description.vocab_size, max_model_len=description.max_model_len)
+    request_options = body.request_options(description.scheduling_policy)
     prompt = await state.in_text_thread(_tokenize, state, body)
     options = AnswerOptions(
         response_id=f"chatcmpl-{body.request_id or uuid.uuid4().hex}",
@@ -38,7 +39,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         has_usage=bool(body.stream_options and body.stream_options.include_usage),
         has_running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
     )
-    generation = Generation(request_id=options.response_id, prompts=[prompt], params=params, priority=body.priority or 0)
+    generation = Generation(request_id=options.response_id, prompts=[prompt], params=params, options=request_options)
     answer = ChatAnswer(options, generation.prompts, tokenizer)
     return await answer_request(request, state, generation, answer, is_streamed=bool(body.stream))
 

@@ -27,6 +27,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     state.require_model(body.model)
     description, tokenizer = state.engine.description, state.engine.tokenizer
     params = body.params(vocab_size=description.vocab_size, max_model_len=description.max_model_len)
+    request_options = body.request_options(description.scheduling_policy)
     prompts = await state.in_text_thread(_tokenize, state, body, params.n)
     options = AnswerOptions(
         response_id=f"cmpl-{body.request_id or uuid.uuid4().hex}",
@@ -41,7 +42,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         echo=bool(body.echo),
         is_echo_only=body.is_echo_only,
     )
-    generation = Generation(request_id=options.response_id, prompts=prompts, params=params, priority=body.priority or 0)
+    generation = Generation(request_id=options.response_id, prompts=prompts, params=params, options=request_options)
     answer = CompletionAnswer(options, prompts, tokenizer)
     return await answer_request(request, state, generation, answer, is_streamed=bool(body.stream))
 

@@ -1,37 +1,15 @@
-"""GET /, the chat page: one file that loads nothing from elsewhere."""
+"""GET /, the chat page."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from functools import cache
-from importlib.resources import files
-
 from aiohttp import web
 
+from serving.static_page import page_response
+
 routes = web.RouteTableDef()
-
-
-@cache
-def load_page() -> tuple[str, str]:
-    """The page and its Content-Security-Policy, which allows just the script and style written in it."""
-    html = (files("serving") / "static" / "chat.html").read_text(encoding="utf-8")
-
-    def hashes(tag: str) -> str:
-        parts = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in parts)
-
-    policy = (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return html, policy
 
 
 @routes.get("/")
 async def page(request: web.Request) -> web.Response:
     """The chat page."""
-    html, policy = load_page()
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-    return web.Response(text=html, content_type="text/html", headers=headers)
+    return page_response("chat.html")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxinfer.client import EngineDescription
 from jaxinfer.config import SchedulerConfig
-from jaxinfer.kv.block_pool import GroupedPools
+from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
 from jaxinfer.messages import StepOutput
 from jaxinfer.request import CompletionOutput, GenerationRequest, RequestDelta

@@ -14,7 +14,7 @@ from jaxinfer.benchmarking.lengths import BenchRequest, cut_to_context, draw_len
 from jaxinfer.benchmarking.throughput import BatchRun, ThroughputOptions, measure_throughput, static_groups
 from jaxinfer.cli.main import main
 from jaxinfer.errors import ConfigError
-from jaxinfer.kv.block_pool import GroupedPools
+from jaxinfer.kv.tables import GroupedPools
 from tests.cli.fake_engine import FULL, WINDOW, FakeEngine
 from tests.cli.fake_llm import DESCRIPTION, FakeLLM
 

@@ -7,7 +7,8 @@ lines of Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,11 +19,14 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxinfer import sharding
 from jaxinfer.batching import BatchShape, Buckets
 from jaxinfer.client import EngineDescription
-from jaxinfer.config import SchedulerConfig
+from jaxinfer.config import PreemptionMode, SchedulerConfig
 from jaxinfer.engine import Engine
-from jaxinfer.kv.block_pool import GroupedPools
 from jaxinfer.kv.cache import LayerKV, layer_shapes
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
+from jaxinfer.kv.offload import BlockMover, block_bytes
+from jaxinfer.kv.prefix import PrefixIndex
+from jaxinfer.kv.tables import GroupedPools
+from jaxinfer.kv.tiers import KVTiers, TierLimits
 from jaxinfer.metrics import compile_counter
 from jaxinfer.runner import ModelRunner
 from jaxinfer.scheduler import Scheduler
@@ -108,29 +112,40 @@ def make_engine(
     num_blocks: int = 200,
     block_size: int = 4,
     seed: int = 1,
+    prefix_caching: bool = False,
+    host_slots: int = 0,
+    preemption: PreemptionMode = "recompute",
+    clock: Callable[[], float] = time.monotonic,
+    **scheduler_options: Any,
 ) -> Engine:
-    """The real engine around the model, compiled and started."""
+    """The real engine around the model, compiled and started; `scheduler_options` are further fields of SchedulerConfig."""
     mesh = sharding.make_mesh(1)
     model = LookupModel()
     buckets = Buckets.build(max_num_seqs, max_num_batched_tokens, 8)
+    kv_shapes = layer_shapes(GROUPS, [num_blocks], block_size, mesh)
     runner = ModelRunner(
         model,
         mesh=mesh,
-        kv_shapes=layer_shapes(GROUPS, [num_blocks], block_size, mesh),
+        kv_shapes=kv_shapes,
         buckets=buckets,
         shape=BatchShape.build(1, max_model_len, block_size, max_num_seqs),
         vocab_size=VOCAB_SIZE + NUM_PADDED_ROWS,
         valid_vocab_size=VOCAB_SIZE,
+        mover=BlockMover(kv_shapes, GROUPS, mesh, max_staged_blocks=8),
     )
     counter = compile_counter()
     runner.compile(lambda done, total: None)
     runner.start(model)
+    pools = GroupedPools(GROUPS, [num_blocks], block_size)
+    limits = TierLimits(host_slots=(host_slots,), block_bytes=(block_bytes(GROUPS[0], block_size),)) if host_slots else TierLimits()
     scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
-        GroupedPools(GROUPS, [num_blocks], block_size),
+        SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **scheduler_options),
+        pools,
         max_model_len=max_model_len,
         max_num_logit_rows=buckets.max_num_logit_rows,
         eos_token_ids=(EOS,),
+        tiers=KVTiers(pools, PrefixIndex(block_size, 1) if prefix_caching else None, limits),
+        preemption=preemption,
     )
     description = EngineDescription(
         model_name="lookup",
@@ -143,5 +158,11 @@ def make_engine(
         eos_token_ids=(EOS,),
     )
     return Engine(
-        scheduler=scheduler, runner=runner, tokenizer=byte_tokenizer(), description=description, compile_counter=counter, seed=seed
+        scheduler=scheduler,
+        runner=runner,
+        tokenizer=byte_tokenizer(),
+        description=description,
+        compile_counter=counter,
+        seed=seed,
+        clock=clock,
     )

@@ -17,9 +17,9 @@ from tests.engine.lookup_model import EOS, VOCAB_SIZE, continuation, make_engine
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def shared_engine() -> Engine:
-    return make_engine()
+@pytest.fixture(scope="module", params=["on", "off"], ids=["async", "one step at a time"])
+def shared_engine(request: pytest.FixtureRequest) -> Engine:
+    return make_engine(async_scheduling=request.param)
 
 
 @pytest.fixture
@@ -28,6 +28,8 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
     yield shared_engine
     for request_id in shared_engine.running_ids:
         shared_engine.abort(request_id)
+    while shared_engine.has_work:
+        assert shared_engine.step() == []
     shared_engine.scheduler.check()
     snapshot = shared_engine.snapshot()
     assert snapshot.num_kv_blocks_free == snapshot.num_kv_blocks_total
@@ -220,7 +222,7 @@ def test_penalties_see_prompt_and_output(engine: Engine) -> None:
 
 def test_penalties_survive_preemption() -> None:
     """Counts belong to the tokens fed, so recomputation counts them anew, once."""
-    params = GREEDY.replace(max_tokens=30, frequency_penalty=2.0)
+    params = GREEDY.replace(max_tokens=30, frequency_penalty=2.0, allowed_token_ids=list(range(40, 48)))
     roomy, tight = make_engine(num_blocks=200), make_engine(num_blocks=24)
     prompts = [prompt[:20] for prompt in PROMPTS[:8]]
     expected = [output.outputs[0].token_ids for prompt in prompts for output in run(roomy, [(prompt, params)])]

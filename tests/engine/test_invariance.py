@@ -32,18 +32,18 @@ class Recorder:
     def __init__(self, llm: LLM):
         self.llm = llm
         self.bits: dict[tuple[str, int], str] = {}
-        self._launch = llm.engine.runner.launch
-        llm.engine.runner.launch = self._record  # type: ignore[method-assign]
+        self._forward = llm.engine.runner.forward
+        llm.engine.runner.forward = self._record  # type: ignore[method-assign]
 
-    def _record(self, output: Any, sampling_rows: Any) -> Any:
-        step = self._launch(output, sampling_rows)
-        logits = np.asarray(step.logits)
-        for index, row in enumerate(step.rows):
+    def _record(self, output: Any, rows: Any) -> Any:
+        logits = self._forward(output, rows)
+        on_host = np.asarray(logits)
+        for index, row in enumerate(rows):
             request = output.scheduled[row.row]
-            digest = hashlib.sha256(logits[index].tobytes()).hexdigest()
+            digest = hashlib.sha256(on_host[index].tobytes()).hexdigest()
             # A preempted request computes its last position twice at most, and must give the same bits.
             assert self.bits.setdefault((request.request_id, row.position), digest) == digest
-        return step
+        return logits
 
     def run(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[str]]]:
         self.bits.clear()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxinfer.batching import build_forward_batch, logit_rows
-from jaxinfer.forward_batch import field_shapes
+from jaxinfer.batching import logit_rows
 from jaxinfer.messages import SchedulerOutput
 from jaxinfer.request import SamplingParams
 from jaxinfer.sampling.batch import SamplingRow
@@ -19,13 +18,10 @@ def test_a_sampled_token_feeds_the_next_step_without_the_host() -> None:
     prompt = [40, 41, 42, 43, 44]
     first = row(2, prompt, 0, [3, 4], is_sampling=True)
     sampling = [SamplingRow(SamplingParams(temperature=0.0), 2, (0, 0), 5, None, {})]
-    launched = runner.launch(SchedulerOutput([first], 5, 1, []), sampling)
+    output = SchedulerOutput([first], 5, 1, [])
+    launched = runner.launch(output, logit_rows([first]), sampling)
     second = row(2, [0], 5, [3, 4], is_sampling=True)
-    output = SchedulerOutput([second], 1, 1, [])
-    spec = runner.buckets.bucket_for(output)
-    packed = build_forward_batch(output, logit_rows([second]), spec, runner.shape)
-    start = sum(int(np.prod(shape)) for shape in list(field_shapes(spec, 1, runner.shape.max_blocks_per_row).values())[:3])
-    packed[start] = 1  # is_fed_back of the first token
-    logits = np.asarray(runner.run_packed(spec, packed))
+    second.is_fed_back, second.is_first_of_slot = True, False
+    logits = np.asarray(runner.forward(SchedulerOutput([second], 1, 1, []), logit_rows([second])))
     assert launched.result().token_ids == [[continuation(prompt, 1)[0]]]
     assert int(logits[0, :257].argmax()) == continuation(prompt, 2)[1]

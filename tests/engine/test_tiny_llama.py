@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused(tiny_llama: Path, smollm2_path: Path, tmp_
         ({"tensor_parallel_size": 64}, "found 4"),
         ({"max_model_len": 100_000}, "context of 512"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "must be at least --max-num-seqs"),
-        ({"prefix_caching": "on"}, "not implemented"),
+        ({"preemption": "swap", "host_kv_bytes": 0}, "needs host memory"),
         ({"no_such": 1}, "unknown option"),
     ):
         with pytest.raises(ConfigError, match=words):

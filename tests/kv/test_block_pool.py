@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.kv.block_pool import TRASH_BLOCK, BlockPool, GroupedPools
+from jaxinfer.kv.block_pool import TRASH_BLOCK, BlockPool
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
+from jaxinfer.kv.tables import GroupedPools
 
 TENSORS = (KVTensorSpec(name="key", num_heads=1, head_dim=8, dtype="float32"),)
 FULL = KVGroupSpec(kind="full", layers=(0,), tensors=TENSORS)
@@ -52,9 +53,9 @@ def test_a_block_that_is_not_held_can_be_neither_released_nor_shared():
     block = pool.allocate(1)
     pool.release(block)
     for misuse in (pool.release, pool.share):
-        with pytest.raises(AssertionError, match="not held"):
+        with pytest.raises(AssertionError, match="held"):
             misuse(block)
-        with pytest.raises(AssertionError, match="not held"):
+        with pytest.raises(AssertionError, match="held"):
             misuse([TRASH_BLOCK])
 
 
@@ -99,3 +100,72 @@ def test_the_scarcest_group_decides_how_far_a_sequence_may_grow():
     pools.extend(blocks, 5)
     assert blocks.num_positions == 6
     assert pools.fitting_end(blocks, 100) == 6
+
+
+def kept_pool(num_blocks: int = 4) -> tuple[BlockPool, list[int]]:
+    """A pool whose first three blocks are cached under "a", "b" and "c" of one table."""
+    pool = BlockPool(num_blocks)
+    table = pool.allocate(3)
+    for block_id, content in zip(table, "abc", strict=True):
+        pool.keep(block_id, content)
+    pool.release(table)
+    return pool, table
+
+
+def test_a_released_block_with_a_content_is_cached_and_can_be_held_again():
+    pool, table = kept_pool()
+    assert (pool.num_free, pool.num_cached, pool.num_held, pool.num_available) == (1, 3, 0, 4)
+    pool.share(table[:1])
+    assert (pool.num_free, pool.num_cached, pool.num_held, pool.num_available) == (1, 2, 1, 3)
+    assert pool.content(table[0]) == "a"
+    pool.check([table[:1]])
+    pool.release(table[:1])
+    pool.check([])
+
+
+def test_free_blocks_go_first_and_then_the_cached_ones_from_the_tail():
+    pool, table = kept_pool()
+    evicted = []
+    pool.on_evict = lambda block_id, content: evicted.append((block_id, content))
+    assert pool.allocate(1) == [4] and not evicted
+    assert pool.cached() == table[::-1]
+    assert pool.allocate(2) == [table[2], table[1]]
+    assert evicted == [(table[2], "c"), (table[1], "b")]
+    assert (pool.num_cached, pool.content(table[2])) == (1, None)
+    pool.check([[4], [table[2]], [table[1]]])
+
+
+def test_what_was_used_last_is_evicted_last():
+    pool, table = kept_pool()
+    pool.share(table[2:])
+    pool.release(table[2:])
+    assert pool.cached() == [table[1], table[0], table[2]]
+
+
+def test_a_held_block_is_never_evicted():
+    pool, table = kept_pool()
+    pool.share(table)
+    assert pool.allocate(2) is None
+    assert pool.allocate(1) == [4]
+    pool.check([table, [4]])
+
+
+def test_a_cached_block_that_two_share_is_cached_again_after_both():
+    pool, table = kept_pool()
+    pool.share(table)
+    pool.share(table)
+    pool.check([table, table])
+    pool.release(table)
+    assert pool.num_cached == 0
+    pool.release(table)
+    assert pool.num_cached == 3
+
+
+def test_a_content_belongs_to_a_held_block_without_one():
+    pool, table = kept_pool()
+    for block_id in (table[0], 4):
+        with pytest.raises(AssertionError):
+            pool.keep(block_id, "d")
+    pool.share(table[:1])
+    with pytest.raises(AssertionError):
+        pool.keep(table[0], "d")

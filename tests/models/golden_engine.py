@@ -23,7 +23,7 @@ from jaxinfer.client import EngineDescription
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.forward_batch import StepSpec, unpack
-from jaxinfer.kv.block_pool import GroupedPools
+from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.kv.cache import allocate, layer_shapes
 from jaxinfer.kv.groups import KVGroupSpec
 from jaxinfer.messages import ScheduledRequest, SchedulerOutput, SeqId

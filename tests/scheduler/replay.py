@@ -1,69 +1,74 @@
-"""A device made of dictionaries: it writes and reads KV through the block tables it is given and checks what it reads.
+"""A scheduler before a device made of dictionaries, and every check that holds after each step.
 
-It knows nothing of the scheduler's state. What a sequence should be comes from `alone`, which generates the same tokens
-without any scheduler.
+What a sequence should be comes from `Truth`, which generates the same tokens without any scheduler.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from jaxinfer.config import SchedulerConfig
-from jaxinfer.kv.block_pool import TRASH_BLOCK, GroupedPools
+from jaxinfer.config import PreemptionMode, SchedulerConfig
+from jaxinfer.kv.block_pool import TRASH_BLOCK, BlockPool
+from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
+from jaxinfer.kv.prefix import Hash, PrefixIndex, sha256
+from jaxinfer.kv.tables import GroupedPools
+from jaxinfer.kv.tiers import KVTiers, TierLimits
+from jaxinfer.messages import ScheduledRequest, SchedulerOutput, SequenceUpdate, StepOutput
 from jaxinfer.request import FinishReason, GenerationRequest, SamplingParams
-from jaxinfer.scheduler import ScheduledRequest, Scheduler, SchedulerOutput, SequenceUpdate, StepOutput
+from jaxinfer.scheduler import Scheduler
 from jaxinfer.sequence import Sequence
+from tests.scheduler.dictionary_device import DictionaryDevice, Truth, begin_chain, next_link
 
-EOS, STOP, VOCAB_SIZE = 1, 2, 24
+EOS, STOP = 1, 2
 TENSORS = (KVTensorSpec(name="key", num_heads=1, head_dim=8, dtype="float32"),)
 FULL = KVGroupSpec(kind="full", layers=(0, 2), tensors=TENSORS)
+LATENT = KVGroupSpec(kind="latent", layers=(3,), tensors=TENSORS)
 
 
 def window_group(window: int) -> KVGroupSpec:
     return KVGroupSpec(kind="window", window=window, layers=(1,), tensors=TENSORS)
 
 
-def make_request(request_id: str, num_prompt_tokens: int, *, priority: int = 0, **params) -> GenerationRequest:
-    """A request whose prompt differs from every other id's."""
+def constant_hash(content: bytes) -> bytes:
+    return b"\7" * 32
+
+
+def own_prompt(request_id: str, num_prompt_tokens: int) -> tuple[int, ...]:
+    """A prompt that differs from every other id's."""
     digest = hashlib.sha256(request_id.encode()).digest()
-    prompt = tuple(digest[i % 32] + 3 for i in range(num_prompt_tokens))
-    return GenerationRequest(request_id=request_id, prompt_token_ids=prompt, params=SamplingParams(**params), priority=priority)
+    return tuple(digest[i % 32] + 3 for i in range(num_prompt_tokens))
 
 
-def next_token(tokens: list[int], index: int) -> int:
-    """The model: a token that depends on every token before it."""
-    return hashlib.sha256(repr((tokens, index)).encode()).digest()[0] % VOCAB_SIZE
+REQUEST_FIELDS = ("priority", "user", "cache_salt", "fork_of", "fork_index")
 
 
-def alone(request: GenerationRequest, index: int, max_seq_tokens: int) -> tuple[list[int], FinishReason, int | None]:
-    """Output tokens, finish reason and stop reason of a sequence that nobody disturbs."""
-    params, tokens, output = request.params, list(request.prompt_token_ids), []
-    while True:
-        token = next_token(tokens, index)
-        tokens.append(token)
-        output.append(token)
-        may_stop = len(output) > params.min_tokens
-        if may_stop and token == EOS and not params.ignore_eos:
-            return output, FinishReason.STOP, None
-        if may_stop and token in params.stop_token_ids:
-            return output, FinishReason.STOP, token
-        if len(tokens) == max_seq_tokens or len(output) == params.max_tokens:
-            return output, FinishReason.LENGTH, None
+def make_request(request_id: str, prompt: int | tuple[int, ...], **options: Any) -> GenerationRequest:
+    """A request of these prompt tokens, or so many of its own."""
+    prompt = own_prompt(request_id, prompt) if isinstance(prompt, int) else prompt
+    own = {name: options.pop(name) for name in REQUEST_FIELDS if name in options}
+    return GenerationRequest(request_id=request_id, prompt_token_ids=prompt, params=SamplingParams(**options), **own)
 
 
 @dataclass
 class Record:
-    """One sequence as its user sees it."""
+    """One sequence as its user and the device see it."""
 
     request: GenerationRequest
     sequence: Sequence
     tokens: list[int]
-    num_fed: int = 0
+    truth: Truth
+    num_sampled: int = 0
+    """On the device, whether or not anybody was told."""
     updates: list[SequenceUpdate] = field(default_factory=list)
     prompt_logprob_positions: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None
+    num_overtaken: int = 0
 
     @property
     def ends(self) -> list[FinishReason]:
@@ -73,9 +78,26 @@ class Record:
     def output(self) -> list[int]:
         return [token for update in self.updates for token in update.token_ids]
 
+    def alone(self, max_seq_tokens: int) -> tuple[list[int], FinishReason, int | None]:
+        """Output tokens, finish reason and stop reason of this sequence when nobody disturbs it."""
+        params, num_prompt_tokens = self.request.params, len(self.request.prompt_token_ids)
+        num_output = 0
+        while True:
+            num_output += 1
+            self.truth.extend(num_prompt_tokens + num_output)
+            token = self.truth.tokens[num_prompt_tokens + num_output - 1]
+            output = self.truth.tokens[num_prompt_tokens : num_prompt_tokens + num_output]
+            may_stop = num_output > params.min_tokens
+            if may_stop and token == EOS and not params.ignore_eos:
+                return output, FinishReason.STOP, None
+            if may_stop and token in params.stop_token_ids:
+                return output, FinishReason.STOP, token
+            if num_prompt_tokens + num_output == max_seq_tokens or num_output == params.max_tokens:
+                return output, FinishReason.LENGTH, None
+
 
 class Harness:
-    """A scheduler, its pools, the dictionary device, and every check that holds after each step."""
+    """A scheduler, its pools and tiers, the dictionary device, and every check that holds after each step."""
 
     def __init__(
         self,
@@ -83,28 +105,55 @@ class Harness:
         num_blocks: tuple[int, ...] = (64,),
         groups: tuple[KVGroupSpec, ...] = (FULL,),
         block_size: int = 4,
-        max_num_seqs: int = 4,
-        max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
         max_num_logit_rows: int = 8,
+        prefix_caching: bool = True,
+        key_hash: Hash = sha256,
+        limits: TierLimits | None = None,
+        disk: DiskIndex | None = None,
+        preemption: PreemptionMode = "auto",
+        read_faults: float = 0.0,
+        write_faults: float = 0.0,
+        seed: int = 0,
+        check_period: int = 1,
+        **options: Any,
     ):
         self.groups, self.block_size = groups, block_size
-        self.config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        options = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | options
+        self.config = SchedulerConfig(**options)
         self.max_num_logit_rows = max_num_logit_rows
         self.pools = GroupedPools(groups, num_blocks, block_size)
+        index = PrefixIndex(block_size, len(groups), hash=key_hash) if prefix_caching else None
+        self.tiers = KVTiers(self.pools, index, limits, disk)
         self.scheduler = Scheduler(
-            self.config, self.pools, max_model_len=max_model_len, max_num_logit_rows=max_num_logit_rows, eos_token_ids=(EOS,)
+            self.config,
+            self.pools,
+            max_model_len=max_model_len,
+            max_num_logit_rows=max_num_logit_rows,
+            eos_token_ids=(EOS,),
+            tiers=self.tiers,
+            preemption=preemption,
         )
+        self.is_ordered = self.config.scheduling_policy != "fair"
+        self.random = random.Random(seed)
+        host_slots = limits.host_slots if limits else ()
+        self.device = DictionaryDevice(groups, block_size, num_blocks, host_slots, self.random, read_faults, write_faults)
         self.records: dict[int, Record] = {}
         self.living: dict[int, Record] = {}
         self.in_flight: list[tuple[SchedulerOutput, StepOutput]] = []
-        self.memory: list[dict[int, tuple[int, int]]] = [{} for _ in groups]
+        self.check_period, self._num_checks = check_period, 0
+        """Every how many checks the scheduler's own slow ones are made, too."""
         self.slot_ends: dict[int, tuple[int, int, int]] = {}
 
+    # ---- what happens ----------------------------------------------------------------------------------------------
+
     def add(self, request: GenerationRequest) -> list[Record]:
-        added = [Record(request, seq, list(request.prompt_token_ids)) for seq in self.scheduler.add(request)]
+        added = []
+        for seq in self.scheduler.add(request):
+            tokens = list(request.prompt_token_ids)
+            added.append(Record(request, seq, tokens, Truth(seq.index, request.cache_salt, list(tokens))))
         self.living |= {record.sequence.seq_id: record for record in added}
-        self.records |= self.living
+        self.records |= {record.sequence.seq_id: record for record in added}
         self.check()
         return added
 
@@ -120,12 +169,10 @@ class Harness:
         self.check()
 
     def step(self) -> SchedulerOutput | None:
-        """One step whose results arrive at once, after those of any step in flight."""
-        while self.in_flight:
-            self.land()
+        """One step whose results arrive at once, after all that is still under way."""
+        self.land_all()
         output = self.launch()
-        if output is not None:
-            self.land()
+        self.land_all()
         return output
 
     def launch(self) -> SchedulerOutput | None:
@@ -134,7 +181,13 @@ class Harness:
         output = self.scheduler.schedule()
         if output is not None:
             self._check_plan(output, before)
-            self.in_flight.append((output, self._execute(output)))
+            for row in output.scheduled:
+                self._check_row(row)
+            sampled = self.device.execute(output, {row.seq_id: self.records[row.seq_id].truth for row in output.scheduled})
+            for row in output.scheduled:
+                self.records[row.seq_id].num_sampled += row.is_sampling
+            if output.scheduled:
+                self.in_flight.append((output, StepOutput(sampled)))
         self.check()
         return output
 
@@ -143,40 +196,115 @@ class Harness:
         output, step = self.in_flight.pop(0)
         for row in output.scheduled:
             record = self.records[row.seq_id]
-            if not record.sequence.is_finished and record.sequence.generation == row.generation:
+            if not record.sequence.is_finished:
                 record.prompt_logprob_positions += row.prompt_logprob_positions
         self._deliver(self.scheduler.update(output, step))
         self.check()
 
-    def drain(self, max_steps: int = 20_000) -> None:
-        """Step until nothing is left, then check that every sequence ended once and as it would have alone."""
+    def acknowledge(self, ticket: int) -> None:
+        """A fetch has ended."""
+        result = self.device.acknowledge(ticket)
+        if result.failed:
+            for record in self.living.values():
+                if record.sequence.fetch is not None and record.sequence.fetch.ticket == ticket:
+                    record.num_overtaken = 0  # It waits anew.
+        self.scheduler.fetched(result)
+        self.check()
+
+    def report_lost(self) -> None:
+        """The disk says what it could not write."""
+        if lost := self.device.take_lost():
+            self.scheduler.forget_on_disk(lost)
+        self.check()
+
+    def land_all(self) -> None:
+        """Apply whatever is under way."""
         while self.in_flight:
             self.land()
+        for ticket in self.device.outstanding:
+            self.acknowledge(ticket)
+        if self.device.lost:
+            self.report_lost()
+
+    def drain(self, max_steps: int = 20_000) -> None:
+        """Step until nothing is left, then check that every sequence ended once and as it would have alone."""
+        self.land_all()
+        num_idle = 0
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 break
-            assert self.step() is not None, "there is work but no step"
+            output = self.step()
+            num_idle = 0 if output is not None and output.scheduled else num_idle + 1
+            # Each is a fetch that is under way, or one of a block that the disk turned out not to have.
+            assert num_idle < 3 + len(self.living) * (2 + len(self.device.disk)), "there is work but no step"
         assert not self.scheduler.has_work, "livelock"
+        self.launch()  # delivers what was cancelled last
+        assert not self.device.staged, "a fetch was forgotten"
         for record in self.records.values():
-            assert len(record.ends) == 1, "ended never or twice"
-            expected, finish_reason, stop_reason = alone(record.request, record.sequence.index, self.scheduler.max_seq_tokens)
-            assert record.output == expected[: len(record.output)]
-            if record.updates[-1].row is not None:
-                assert (record.output, record.ends[0], record.updates[-1].stop_reason) == (expected, finish_reason, stop_reason)
-            if record.output and record.request.params.prompt_logprobs is not None:
-                wanted = range(len(record.request.prompt_token_ids) - 1) if record.sequence.index == 0 else ()
-                assert record.prompt_logprob_positions == list(wanted)
+            self._check_end(record)
+        assert all(pool.num_held == 0 for pool in (*self.pools.pools, *self.tiers.host))
+        self.check_contents()
+
+    def close(self) -> None:
+        """Bring to disk what a later process may find there."""
+        self.tiers.flush_to_disk()
+        self.device.move(self.scheduler.take_moves())
+        self.check()
+
+    # ---- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What must hold between any two calls, from the tables themselves and not from the pool's own books."""
-        self.scheduler.check()
+        """What must hold between any two calls, from the tables themselves and not from the pools' own books."""
+        self._num_checks += 1
+        if self._num_checks % self.check_period == 0:
+            self.scheduler.check()
         living = [record.sequence for record in self.living.values()]
         assert not any(seq.is_finished for seq in living), "an end was not reported"
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(living), "a sequence was lost"
+        for seq in living if self.tiers.index is not None else ():
+            num_full = min(seq.num_computed_tokens, len(seq.token_ids)) // self.block_size
+            assert seq.slot is None or seq.is_new_in_slot or len(seq.nodes) >= num_full, "a full block cannot be found"
         for group, pool in enumerate(self.pools.pools):
-            held = [block for seq in living for block in seq.blocks.tables[group] if block != TRASH_BLOCK]
-            assert len(held) == len(set(held)), "a block is held twice"
-            assert len(held) + pool.num_free == pool.num_blocks, "a block is lost"
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(living)
+            _check_pool(pool, [block for seq in living for block in seq.blocks.tables[group] if block != TRASH_BLOCK])
+        pinned = [(source.group, source.host_slot) for seq in living if seq.fetch for target in seq.fetch.targets
+                  if seq.swapped is None and hasattr(source := target.source, "host_slot")]  # fmt: skip
+        for group, pool in enumerate(self.tiers.host):
+            swapped = [slot for seq in living if seq.swapped for slot in seq.swapped.slots[group]]
+            _check_pool(pool, [*swapped, *(slot for other, slot in pinned if other == group)])
+        if (disk := self.tiers.disk) is not None:
+            assert disk.used_bytes <= disk.max_bytes and disk.used_bytes == sum(disk._sizes.values())
+
+    def check_contents(self) -> None:
+        """Whatever can be found is where it is said to be; right after a launch, when no moves are listed."""
+        if self.tiers.index is None:
+            return
+        assert not self.tiers.moves
+        places = [(self.pools.pools, self.device.memory), (self.tiers.host, self.device.host)]
+        for tier, memories in places:
+            for group, pool in enumerate(tier):
+                for block in range(1, pool.num_blocks + 1):
+                    if (node := pool.content(block)) is not None:
+                        assert memories[group][block] == self._links(node), "a block has not what it is known for"
+
+    def _links(self, node: Any) -> list[int]:
+        nodes = [node]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        link, links = begin_chain(nodes.pop().name[0]), []
+        for token in node.prefix():
+            link = next_link(link, token)
+            links.append(link)
+        return links[-self.block_size :]
+
+    def _check_end(self, record: Record) -> None:
+        assert len(record.ends) == 1, "ended never or twice"
+        expected, finish_reason, stop_reason = record.alone(self.scheduler.max_seq_tokens)
+        assert record.output == expected[: len(record.output)]
+        if record.updates[-1].row is not None:
+            assert (record.output, record.ends[0], record.updates[-1].stop_reason) == (expected, finish_reason, stop_reason)
+        if record.output and record.request.params.prompt_logprobs is not None:
+            wanted = range(len(record.request.prompt_token_ids) - 1) if record.sequence.index == 0 else ()
+            assert record.prompt_logprob_positions == list(wanted)
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
@@ -191,56 +319,72 @@ class Harness:
 
     def _check_plan(self, output: SchedulerOutput, running_before: set[int]) -> None:
         rows = output.scheduled
-        assert rows and output.num_tokens == sum(len(row.token_ids) for row in rows) <= self.config.max_num_batched_tokens
+        assert rows or output.moves or output.fetches or output.cancelled_fetches
+        assert output.num_tokens == sum(len(row.token_ids) for row in rows) <= self.config.max_num_batched_tokens
         num_rows = sum(len(row.prompt_logprob_positions) + row.is_sampling for row in rows)
         assert output.num_logit_rows == num_rows <= self.max_num_logit_rows
         assert len({row.seq_id for row in rows}) == len({row.slot for row in rows}) == len(rows) <= self.config.max_num_seqs
         for seq_id in output.preempted:
             self.records[seq_id].num_preemptions += 1
-            assert self.records[seq_id].sequence.slot is None
         assert all(row.generation == self.records[row.seq_id].num_preemptions for row in rows), "a restart without a new generation"
+        scheduled = {row.seq_id for row in rows}
+        starved = running_before - scheduled - set(output.preempted)
+        assert not any(self._may_run(self.records[seq_id]) for seq_id in starved), "a running sequence got no token"
+        if self.is_ordered:
+            self._check_order(output, scheduled, running_before)
+
+    def _check_order(self, output: SchedulerOutput, scheduled: set[int], running_before: set[int]) -> None:
         living = [record.sequence for record in self.living.values()]
-        running = [seq.order for seq in living if seq.slot is not None]
-        # Admission and preemption are both by order, so at any moment no one runs before whom someone waits.
-        waiting = [seq.order for seq in living if seq.slot is None]
-        admitted = [self.records[row.seq_id].sequence.order for row in rows if row.seq_id not in running_before]
-        assert not admitted or not waiting or max(admitted) < min(waiting), "overtaken in admission"
-        preempted = [self.living[seq_id].sequence.order for seq_id in output.preempted if seq_id in self.living]
-        assert not preempted or max(running) < min(preempted), "the wrong one was preempted"
-        sampling = {row.seq_id for flying, _ in self.in_flight for row in flying.scheduled if row.is_sampling}
-        starved = running_before - {row.seq_id for row in rows} - set(output.preempted) - sampling
-        assert not any(self.records[seq_id].sequence.slot is not None for seq_id in starved), "a running sequence got no token"
+        running = [seq for seq in living if seq.slot is not None]
+        # Admission and preemption are both by order, so at any moment no one begins before whom someone waits.
+        waiting = [seq for seq in living if seq.slot is None and seq.leader is None]
+        admitted = [seq.order for seq in running if seq.seq_id not in running_before]
+        assert not admitted or not waiting or max(admitted) < min(seq.order for seq in waiting), "overtaken in admission"
+        # One that begins again in the same step shares blocks now of which it had its own before.
+        preempted = [seq.order for seq in waiting if seq.seq_id in output.preempted]
+        assert not preempted or max(seq.order for seq in running) < min(preempted), "the wrong one was preempted"
+        # Those of later order that run while one waits ran when it came, and none of them comes back before it; together
+        # they have at most so many tokens left, one at least in each step.
+        latest = max((seq.order for seq in running if seq.seq_id in scheduled), default=None)
+        for seq in waiting:
+            record = self.records[seq.seq_id]
+            record.num_overtaken += latest is not None and latest > seq.order
+            assert record.num_overtaken <= self.config.max_num_seqs * self.scheduler.max_seq_tokens, "it waits beyond its age"
 
-    def _execute(self, output: SchedulerOutput) -> StepOutput:
-        for row in output.scheduled:
-            self._write(row)
-        # Reads come after all writes of the step: the order least kind to a block given away too early.
-        sampled = [self._read(row) for row in output.scheduled]
-        return StepOutput([[token] if row.is_sampling else [] for token, row in zip(sampled, output.scheduled, strict=True)])
+    def _may_run(self, record: Record) -> bool:
+        """Whether a running sequence could have computed a token."""
+        seq, params, num_output = record.sequence, record.request.params, record.num_sampled
+        if seq.slot is None or seq.fetch is not None:
+            return False
+        num_seen = len(record.output)
+        is_full = params.max_tokens is not None and num_output >= params.max_tokens
+        is_full |= len(record.request.prompt_token_ids) + num_output >= self.scheduler.max_seq_tokens
+        return num_output == num_seen or not (is_full or params.bad_words)
 
-    def _write(self, row: ScheduledRequest) -> None:
-        start, end = row.num_computed_tokens, row.num_computed_tokens + len(row.token_ids)
+    def _check_row(self, row: ScheduledRequest) -> None:
         record = self.records[row.seq_id]
-        assert row.token_ids == record.tokens[start:end], "not the sequence's own tokens"
-        assert row.is_sampling == (end == len(record.tokens))
-        assert (row.num_prompt_tokens, row.num_output_tokens) == (len(record.request.prompt_token_ids), len(record.output))
+        start, end = row.num_computed_tokens, row.num_computed_tokens + len(row.token_ids)
+        num_prompt_tokens = len(record.request.prompt_token_ids)
+        assert row.token_ids and end <= num_prompt_tokens + record.num_sampled
+        assert row.is_sampling == (end == num_prompt_tokens + record.num_sampled)
+        assert (row.num_prompt_tokens, row.num_output_tokens) == (num_prompt_tokens, record.num_sampled)
+        assert row.is_fed_back == (end > len(record.tokens))
         owner = (row.seq_id, row.generation)
         assert row.is_first_of_slot == (self.slot_ends.get(row.slot, (None,))[:2] != owner)
-        assert start == (0 if row.is_first_of_slot else self.slot_ends[row.slot][2]), "tokens are not contiguous since the (re)start"
+        if row.is_first_of_slot:
+            assert row.resumed_token_ids == (record.tokens[:start] if record.request.params.has_penalties else [])
+            if record.num_cached_tokens is None:
+                record.num_cached_tokens = start
+            assert row.num_cached_tokens == record.num_cached_tokens, "not what was found when it began"
+        else:
+            assert start == self.slot_ends[row.slot][2], "tokens are not contiguous since the (re)start"
         self.slot_ends[row.slot] = (*owner, end)
-        for memory, table in zip(self.memory, row.block_ids, strict=True):
-            assert len(table) == -(-end // self.block_size), "the table is not as long as the tokens"
-            for position, token in enumerate(row.token_ids, start):
-                block = table[position // self.block_size]
-                assert block != TRASH_BLOCK
-                memory[block * self.block_size + position % self.block_size] = (row.seq_id, position, token)
 
-    def _read(self, row: ScheduledRequest) -> int:
-        """Attend: every key in the window of every token of the row must be the sequence's own, in every group."""
-        start, end = row.num_computed_tokens, row.num_computed_tokens + len(row.token_ids)
-        for group, memory, table in zip(self.groups, self.memory, row.block_ids, strict=True):
-            first = 0 if group.window is None else max(0, start - group.window + 1)
-            keys = [memory[table[p // self.block_size] * self.block_size + p % self.block_size] for p in range(first, end)]
-            tokens = self.records[row.seq_id].tokens
-            assert keys == [(row.seq_id, position, tokens[position]) for position in range(first, end)], "foreign or stale KV"
-        return next_token(self.records[row.seq_id].tokens[:end], row.index)
+
+def _check_pool(pool: BlockPool, held: list[int]) -> None:
+    """Every block is free, cached or held, and held as often as it stands in tables."""
+    holders, free, cached = Counter(held), set(pool._free), set(pool.cached())
+    assert len(free) == len(pool._free), "a block is free twice"
+    assert not (free & cached or free & holders.keys() or cached & holders.keys()), "a block is in two states"
+    assert free | cached | holders.keys() == set(range(1, pool.num_blocks + 1)), "a block is lost or never existed"
+    assert {block: count for block, count in enumerate(pool.ref_counts(), 1) if count} == holders, "references without a table"

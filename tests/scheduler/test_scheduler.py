@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.errors import ConfigError, RequestError
-from jaxinfer.kv.block_pool import GroupedPools
+from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.request import FinishReason, RequestStatus
 from jaxinfer.scheduler import Scheduler, StepOutput
 from tests.scheduler.replay import EOS, FULL, STOP, Harness, make_request, window_group
@@ -95,8 +94,10 @@ def test_preemption_takes_the_last_and_it_resumes_with_its_tokens_and_place(grou
     while second.sequence.slot is None:
         output = harness.step()
     row = next(row for row in output.scheduled if row.seq_id == second.sequence.seq_id)
-    assert (row.generation, row.is_first_of_slot, row.num_computed_tokens) == (1, True, 0)
-    assert row.token_ids == tokens[: len(row.token_ids)]
+    # What of it was still cached is not computed again.
+    start = row.num_computed_tokens
+    assert (row.generation, row.is_first_of_slot, start % 4) == (1, True, 0)
+    assert row.token_ids == tokens[start : start + len(row.token_ids)]
     assert row.num_output_tokens == len(tokens) - 16
     assert not later.output or later.sequence.slot is not None
     harness.drain()
@@ -111,7 +112,7 @@ def test_a_lower_priority_sequence_is_preempted_although_it_came_first():
     assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
 
 
-def test_results_in_flight_are_dropped_when_their_sequence_was_preempted_meanwhile():
+def test_results_in_flight_of_a_preempted_sequence_count_and_it_waits_for_them():
     harness = Harness(num_blocks=(13,), block_size=4, max_num_seqs=2, max_num_batched_tokens=2)
     low = harness.add(make_request("low", 1, priority=1, ignore_eos=True, max_tokens=40))[0]
     steps_until(harness, lambda: low.output)
@@ -120,11 +121,11 @@ def test_results_in_flight_are_dropped_when_their_sequence_was_preempted_meanwhi
     while not low.num_preemptions:
         harness.launch()
         harness.launch()
-        decoded = len(low.output)
-        is_in_flight = any(row.seq_id == low.sequence.seq_id for row in harness.in_flight[0][0].scheduled)
-        harness.land()
-        harness.land()
-    assert is_in_flight and len(low.output) == decoded
+        num_known, num_sampled = len(low.output), low.num_sampled
+        is_waiting = harness.launch() is None or low.sequence.slot is None
+        harness.land_all()
+    assert is_waiting and num_sampled > num_known
+    assert len(low.output) == num_sampled
     harness.drain()
 
 
@@ -301,13 +302,42 @@ def test_prompt_logprobs_that_were_delivered_are_not_asked_for_again_after_preem
     assert scored.prompt_logprob_positions == list(range(35))
 
 
-def test_a_planned_step_does_not_change_when_the_next_one_is_planned():
+def test_planning_runs_ahead_with_tokens_that_only_the_device_knows():
     harness = Harness(block_size=4, max_num_batched_tokens=8)
-    harness.add(make_request("a", 24, max_tokens=2))
-    planned = harness.launch().scheduled[0]
-    tables, token_ids = copy.deepcopy(planned.block_ids), list(planned.token_ids)
-    assert harness.launch().scheduled[0].num_computed_tokens == 8
-    assert (planned.block_ids, planned.token_ids) == (tables, token_ids)
+    record = harness.add(make_request("a", 6, max_tokens=4, ignore_eos=True))[0]
+    rows = [harness.launch().scheduled[0] for _ in range(4)]
+    assert [(row.num_computed_tokens, row.token_ids[-1], row.is_fed_back) for row in rows[1:]] == [(6 + i, 0, True) for i in range(3)]
+    assert [row.num_output_tokens for row in rows] == [0, 1, 2, 3]
+    assert harness.launch() is None  # it may not have more tokens
+    harness.land()
+    assert len(record.output) == 1
+    harness.land_all()
+    assert record.ends == [FinishReason.LENGTH]
+    harness.drain()
+
+
+def test_a_sequence_that_bans_words_waits_for_each_token_to_be_known():
+    harness = Harness()
+    harness.add(make_request("a", 6, max_tokens=4, ignore_eos=True, bad_words=("word",)))
+    assert harness.launch() is not None
+    assert harness.launch() is None
+    harness.land()
+    row = harness.launch().scheduled[0]
+    assert row.token_ids != [0] and not row.is_fed_back
+    harness.drain()
+
+
+def test_a_step_planned_ahead_of_the_end_of_its_sequence_concerns_nobody():
+    harness = Harness()
+    record = harness.add(make_request("a", 6, ignore_eos=True))[0]
+    harness.launch()
+    harness.launch()
+    harness.finish(record)
+    other = harness.add(make_request("b", 6, max_tokens=3, ignore_eos=True))[0]
+    harness.launch()
+    harness.land_all()
+    assert not record.output and len(other.output) == 1
+    harness.drain()
 
 
 def test_a_window_group_needs_blocks_for_its_window_only():

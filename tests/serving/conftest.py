@@ -77,7 +77,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     engine = engine or FakeEngine()
     config = ServerConfig(port=0, **options)
-    thread = EngineThread(lambda: engine, step_timeout_seconds=step_timeout)
+    thread = EngineThread(lambda: engine, step_timeout_seconds=step_timeout, max_queue=config.max_queue)
     runner = web.AppRunner(create_app(thread, config), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     sock: socket.socket = bind(config)

@@ -1,4 +1,9 @@
-"""An engine without a model: token k of an answer is token (k + j) of the prompt, over and over, for completion j."""
+"""An engine without a model: token k of an answer is token (k + j) of the prompt, over and over, for completion j.
+
+Its prefix cache is a number: how many of a prompt's tokens it says were found. A request's `timeout`, rounded down, is how many tokens
+it may have, so that nothing depends on a clock. Blocks are numbered in order of arrival, and the first block of all requests
+is one that they share.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jaxinfer.client import EngineDescription, EngineSnapshot
+from jaxinfer.config import SchedulingPolicy
 from jaxinfer.errors import RequestError
+from jaxinfer.kv.kv_map import KVGroupMap, KVMap, SequenceBlocks
 from jaxinfer.request import (
     CompletionOutput,
     FinishReason,
@@ -55,7 +62,15 @@ class _Running:
 class FakeEngine:
     """Deterministic and instrumented. `gate` holds steps back while clear; `faults` maps a step's number to what it raises."""
 
-    def __init__(self, *, max_model_len: int = 512, step_seconds: float = 0.0, max_num_seqs: int = 8):
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 512,
+        step_seconds: float = 0.0,
+        max_num_seqs: int = 8,
+        num_cached_tokens: int = 0,
+        scheduling_policy: SchedulingPolicy = "priority",
+    ):
         self.tokenizer = byte_tokenizer()
         self.description = EngineDescription(
             model_name=MODEL_NAME,
@@ -66,7 +81,15 @@ class FakeEngine:
             max_num_seqs=max_num_seqs,
             max_prompt_tokens=max_model_len - 1,
             eos_token_ids=self.tokenizer.eos_token_ids,
+            scheduling_policy=scheduling_policy,
         )
+        self.num_cached_tokens = num_cached_tokens
+        self.counters: dict[str, int | float] = {}
+        """Fields of the snapshot that a test sets."""
+        self.num_cached_blocks = 0
+        """How many of the last blocks are cached."""
+        self.map_fault: Exception | None = None
+        self.num_maps = 0
         self.step_seconds = step_seconds
         self.gate = threading.Event()
         self.gate.set()
@@ -76,6 +99,7 @@ class FakeEngine:
         self.aborted: list[RequestId] = []
         self.threads: set[int] = set()
         self.step_started = threading.Event()
+        self.is_closed = False
         self._running: dict[RequestId, _Running] = {}
         self._num_steps = 0
         self._num_generated = 0
@@ -84,6 +108,10 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._running)
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.is_closed = True
 
     def validate(self, request: GenerationRequest) -> None:
         if not request.prompt_token_ids:
@@ -120,21 +148,66 @@ class FakeEngine:
         return [self._advance(running) for running in list(itertools.islice(self._running.values(), self.description.max_num_seqs))]
 
     def snapshot(self) -> EngineSnapshot:
-        used = sum(-(-(len(r.request.prompt_token_ids) + r.num_tokens) // BLOCK_SIZE) for r in self._running.values())
-        return EngineSnapshot(
-            num_running=len(self._running),
+        num_held = len({block_id for blocks in self._tables() for block_id in blocks})
+        num_running = min(len(self._running), self.description.max_num_seqs)
+        own = dict(
+            num_running=num_running,
+            num_waiting=len(self._running) - num_running,
             num_kv_blocks_total=NUM_BLOCKS,
-            num_kv_blocks_free=NUM_BLOCKS - used,
+            num_kv_blocks_free=NUM_BLOCKS - num_held - self.num_cached_blocks,
+            num_kv_blocks_cached=self.num_cached_blocks,
+            num_kv_blocks_held=num_held,
             num_generation_tokens=self._num_generated,
             num_steps=self._num_steps,
             finished_by_reason=dict(self._finished),
         )
+        return EngineSnapshot(**own | self.counters)
+
+    def kv_map(self) -> KVMap:
+        self.threads.add(threading.get_ident())
+        self.num_maps += 1
+        if self.map_fault is not None:
+            raise self.map_fault
+        tables = self._tables()
+        holders = [sum(block_id in blocks for blocks in tables) for block_id in range(1, NUM_BLOCKS + 1)]
+        is_cached = [
+            (block_id == 1 and bool(tables)) or block_id > NUM_BLOCKS - self.num_cached_blocks for block_id in range(1, NUM_BLOCKS + 1)
+        ]
+        sequences = [
+            SequenceBlocks(
+                request_id=running.request.request_id,
+                index=0,
+                state="running",
+                num_tokens=len(running.request.prompt_token_ids) + running.num_tokens,
+                num_computed_tokens=len(running.request.prompt_token_ids) + running.num_tokens - 1,
+                num_cached_tokens=self._num_cached(running.request),
+                block_ids=tuple(blocks),
+            )
+            for running, blocks in zip(self._running.values(), tables, strict=True)
+        ]
+        group = KVGroupMap(kind="full", num_blocks=NUM_BLOCKS, holders=tuple(holders), is_cached=tuple(is_cached))
+        return KVMap(
+            block_size=BLOCK_SIZE, groups=(group,), sequences=tuple(sequences), host_slots_total=8, host_slots_cached=2, host_slots_held=1
+        )
+
+    def _tables(self) -> list[list[int]]:
+        tables, first = [], 2
+        for running in list(self._running.values()):
+            count = (len(running.request.prompt_token_ids) + running.num_tokens - 1) // BLOCK_SIZE
+            tables.append([1, *range(first, first + count)])
+            first += count
+        return tables
+
+    def _num_cached(self, request: GenerationRequest) -> int:
+        return min(self.num_cached_tokens, len(request.prompt_token_ids) - 1)
 
     def _count(self, reason: str) -> None:
         self._finished[reason] = self._finished.get(reason, 0) + 1
 
     def _advance(self, running: _Running) -> RequestDelta:
         request, params = running.request, running.request.params
+        if request.timeout is not None and running.num_tokens >= int(request.timeout):
+            return self._time_out(running)
         is_first = running.num_tokens == 0
         outputs = [self._next_token(running, j) for j in range(params.n) if j not in running.stopped]
         running.num_tokens += 1
@@ -154,7 +227,17 @@ class FakeEngine:
             is_finished=is_finished,
             prompt_token_ids=request.prompt_token_ids,
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self._num_cached(request) if is_first else 0,
             timings=running.timings,
+        )
+
+    def _time_out(self, running: _Running) -> RequestDelta:
+        request = running.request
+        del self._running[request.request_id]
+        self._count("timeout")
+        outputs = [CompletionOutput(j, finish_reason=FinishReason.TIMEOUT) for j in range(request.params.n) if j not in running.stopped]
+        return RequestDelta(
+            request.request_id, outputs, is_finished=True, prompt_token_ids=request.prompt_token_ids, timings=running.timings
         )
 
     def _next_token(self, running: _Running, j: int) -> CompletionOutput:

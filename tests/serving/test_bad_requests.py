@@ -24,9 +24,8 @@ def assert_error(status: int, body: Any, *allowed: int, param: str | None = None
     assert status in allowed, (status, body)
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert body["error"]["type"] == (
-        "server_error" if status >= 500 else "authentication_error" if status == 401 else "invalid_request_error"
-    )
+    types = {401: "authentication_error", 429: "rate_limit_error"}
+    assert body["error"]["type"] == types.get(status, "server_error" if status >= 500 else "invalid_request_error")
     assert not any(leak in body["error"]["message"] for leak in LEAKS)
     assert len(body["error"]["message"]) < 1500
     if param is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, async_playwright, expect
 
 from tests.serving.chromium import chromium_path
 from tests.serving.conftest import Serve, Served
@@ -38,7 +38,7 @@ async def page(server: Served, browser_path: str | None) -> AsyncIterator[Page]:
         page.on("dialog", lambda dialog: problems.append(dialog.message))
         page.on("console", lambda message: problems.append(message.text) if "Content Security Policy" in message.text else None)
         await page.goto(server.url)
-        await page.wait_for_function("document.getElementById('model').textContent === 'fake-model'")
+        await expect(page.locator("#model")).to_have_text("fake-model")
         yield page
         await browser.close()
         assert problems == []

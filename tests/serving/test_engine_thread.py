@@ -38,7 +38,9 @@ async def test_one_thread_owns_the_engine():
     thread = await start(engine)
     streams = [thread.submit(make_request(f"r{k}")) for k in range(20)]
     assert await asyncio.gather(*map(read_text, streams)) == ["abcab"] * 20
+    assert not engine.is_closed
     assert thread.stop(5.0)
+    assert engine.is_closed
     assert len(engine.threads) == 1
     assert threading.get_ident() not in engine.threads
 

@@ -101,6 +101,37 @@ async def test_metrics(serve: Serve):
     )
 
 
+async def test_metrics_of_kv_memory(server: Served):
+    """Every number of the snapshot shows up under its own name."""
+    names = {
+        "num_kv_blocks_total": "kv_blocks_total",
+        "num_kv_blocks_free": "kv_blocks_free",
+        "num_kv_blocks_cached": "kv_blocks_cached",
+        "num_kv_blocks_held": "kv_blocks_held",
+        "host_kv_bytes_total": "host_kv_bytes_total",
+        "host_kv_bytes_used": "host_kv_bytes_used",
+        "disk_kv_bytes_total": "disk_kv_bytes_total",
+        "disk_kv_bytes_used": "disk_kv_bytes_used",
+        "num_preemptions": "preemptions_total",
+        "num_preemptions_swap": 'preemptions_by_kind_total{kind="swap"}',
+        "num_preemptions_recompute": 'preemptions_by_kind_total{kind="recompute"}',
+        "num_prefix_query_tokens": "prefix_cache_query_tokens_total",
+        "num_hit_tokens_device": 'prefix_cache_hit_tokens_total{tier="device"}',
+        "num_hit_tokens_host": 'prefix_cache_hit_tokens_total{tier="host"}',
+        "num_hit_tokens_disk": 'prefix_cache_hit_tokens_total{tier="disk"}',
+        "num_swapped_out_bytes": 'swapped_bytes_total{direction="out"}',
+        "num_swapped_in_bytes": 'swapped_bytes_total{direction="in"}',
+        "num_disk_faults": "disk_kv_faults_total",
+        "fetch_wait_seconds": "kv_fetch_wait_seconds_total",
+        "scheduler_seconds": "scheduler_seconds_total",
+    }
+    server.engine.counters = {field: 1000 + k for k, field in enumerate(names)}
+    await server.complete("abc", max_tokens=1)
+    for field, name in names.items():
+        assert await server.metric(f"jaxinfer_{name}") == server.engine.counters[field], name
+    assert await server.metric("jaxinfer_requests_refused_total") == 0
+
+
 class _Links(HTMLParser):
     """What a page would load, and the handlers written in its markup."""
 
@@ -117,8 +148,10 @@ class _Links(HTMLParser):
                 self.inline_handlers.append(name)
 
 
-async def test_the_page_holds_all_it_needs_and_its_policy_allows_just_that(server: Served):
-    async with server.session.get(server.url + "/") as response:
+@pytest.mark.parametrize("path", ["/", "/debug/kv"])
+async def test_a_page_holds_all_it_needs_and_its_policy_allows_just_that(serve: Serve, path: str):
+    server = await serve(debug_routes="on")
+    async with server.session.get(server.url + path) as response:
         html, policy = await response.text(), response.headers["Content-Security-Policy"]
         assert response.content_type == "text/html"
     links = _Links()
@@ -134,5 +167,7 @@ async def test_the_page_holds_all_it_needs_and_its_policy_allows_just_that(serve
 
 
 @pytest.mark.parametrize("risky", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("])
-async def test_the_page_never_reads_text_as_markup(server: Served, risky: str):
-    assert risky not in (await server.get("/"))[1]
+async def test_no_page_reads_text_as_markup(serve: Serve, risky: str):
+    server = await serve(debug_routes="on")
+    for path in ("/", "/debug/kv"):
+        assert risky not in (await server.get(path))[1]

@@ -55,8 +55,9 @@ class Process:
         async with asyncio.timeout(20):
             while True:
                 async with self.session.get(f"{self.url}/metrics") as response:
-                    if f"jaxinfer_requests_running {float(count)}" in await response.text():
-                        return tasks
+                    counts = re.findall(r"^jaxinfer_requests_(?:running|waiting) (.+)$", await response.text(), re.MULTILINE)
+                if sum(map(float, counts)) == count:
+                    return tasks
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/kv.py`, one file each: what is done, its floor, and whether it holds."""
