@@ -231,7 +231,7 @@ class Engine:
                 self.counters.fetch_wait_seconds += now - self._fetch_begins.pop(result.ticket, now)
                 self.scheduler.fetched(result)
             if lost := mover.lost_entries():
-                self.scheduler.forget_on_disk(lost)
+                self.scheduler.forget_on_disk(lost, takes_more=mover.takes_writes)
 
     def _expire(self) -> list[RequestDelta]:
         """End what has passed its deadline, wherever it stands."""

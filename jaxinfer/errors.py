@@ -53,4 +53,7 @@ class EngineDeadError(JaxInferError):
 
 
 class KVCorruptionError(JaxInferError):
-    """A KV block came back from host memory with other bytes than were stored (only looked for with `--kv-checksums on`)."""
+    """A KV block came back from host memory with other bytes than were stored (only looked for with `--kv-checksums on`).
+
+    It ends the engine and not one request: memory that lost a bit is to be trusted with nothing else.
+    """

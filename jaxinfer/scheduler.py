@@ -264,9 +264,9 @@ class Scheduler:
         self.tiers.unpin(fetch.pinned)
         self._release_swapped(seq)
 
-    def forget_on_disk(self, entries: Iterable[DiskEntry]) -> None:
-        """The disk could not write these; nothing more is sent there."""
-        self.tiers.forget_on_disk(entries, is_write=True)
+    def forget_on_disk(self, entries: Iterable[DiskEntry], *, takes_more: bool = False) -> None:
+        """The disk could not write these; unless it `takes_more`, nothing more is sent there."""
+        self.tiers.forget_on_disk(entries, is_write=not takes_more)
 
     def take_moves(self) -> list[BlockMove]:
         """Moves caused by somebody who took blocks from the pools directly."""

@@ -8,6 +8,9 @@ from typing import Protocol
 from jaxinfer.config import SchedulingPolicy
 from jaxinfer.sequence import Sequence
 
+_MIN_USERS = 1_024
+"""Counters that are kept before it is worth looking for superfluous ones."""
+
 
 class WaitingQueue(Protocol):
     """Sequences that wait. One that ends while it waits is told by its status and skipped."""
@@ -108,6 +111,7 @@ class FairQueue:
         self._queues: dict[str, OrderedQueue] = {}
         self._served: dict[str, int] = {}
         self._num_living: dict[str, int] = {}
+        self._max_users = _MIN_USERS
         # (counter when pushed, user): the counters only grow, so an entry at the top that is up to date is the least.
         self._heap: list[tuple[int, str]] = []
         self._head_user = ""
@@ -165,7 +169,15 @@ class FairQueue:
                 self._served.clear()
                 self._queues.clear()
                 self._heap.clear()
+            elif len(self._served) > self._max_users:
+                self._forget_absent()
 
     def charge(self, user: str, num_tokens: int) -> None:
         """See WaitingQueue."""
         self._served[user] += num_tokens
+
+    def _forget_absent(self) -> None:
+        """Drop the counters of those who would be lifted above them anyway if they came back."""
+        least = min(self._served[user] for user in self._num_living)
+        self._served = {user: served for user, served in self._served.items() if user in self._num_living or served > least}
+        self._max_users = max(_MIN_USERS, 2 * len(self._served))

@@ -220,7 +220,7 @@ class EngineThread:
         except Exception as error:  # The outermost edge: nothing is known of the engine's state any more.
             self._die(error)
         finally:
-            pass
+            self._viewer.close()
 
     def _finish_loading(self, state: EngineState) -> None:
         with self._condition:

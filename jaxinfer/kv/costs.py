@@ -46,5 +46,4 @@ def break_even_tokens(copy: CopyCosts, prefill_seconds_per_token: float, prefill
     num_blocks = math.floor((extra_fixed + prefill_seconds_per_token * (block_size - 1)) / saved_per_block)
     if num_blocks < 1:
         return 1
-    num_tokens = math.floor((extra_fixed + copy.seconds_per_block * num_blocks) / prefill_seconds_per_token)
-    return min(num_tokens, num_blocks * block_size) + 1
+    return math.floor((extra_fixed + copy.seconds_per_block * num_blocks) / prefill_seconds_per_token) + 1

@@ -79,6 +79,8 @@ class DiskBlocks:
         self._lost: deque[DiskEntry] = deque()
         self._warned: set[str] = set()
         self._is_closed = False
+        self.takes_writes = True
+        """False once the system refused one; what is lost because it came too fast does not count."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -172,11 +174,12 @@ class DiskBlocks:
         try:
             self._write_file(self.path(entry), content)
         except OSError as error:
+            self.takes_writes = False
             self._lost.append(entry)
             self._warn(
                 f"write {error.errno}",
-                "a KV block could not be written to %s: %s (%s); the blocks that are there stay in use, new ones are dropped "
-                "and computed again while this lasts",
+                "a KV block could not be written to %s: %s (%s); the blocks that are there stay in use, no others are "
+                "written before the next start: they are computed again",
                 self.folder,
                 error.strerror,
                 errno.errorcode.get(error.errno or 0, "no errno"),

@@ -156,6 +156,11 @@ class BlockMover:
         return [] if self._disk is None else self._disk.lost_entries()
 
     @property
+    def takes_writes(self) -> bool:
+        """Whether the disk has refused nothing so far; blocks can be lost all the same when they come too fast."""
+        return self._disk is not None and self._disk.takes_writes
+
+    @property
     def host_bytes(self) -> int:
         """What the blocks in host memory take; a slot keeps its block until another is stored there."""
         return sum(array.nbytes for stored in self._host.values() for array in jax.tree.leaves(stored.block))

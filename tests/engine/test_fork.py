@@ -82,7 +82,7 @@ def test_a_running_stream_is_forked_and_goes_on(llm: LLM) -> None:
         prompt = [*PROMPT, *forked, *end]
         assert list(output.prompt_token_ids) == prompt
         assert output.outputs[0].token_ids == continuation(prompt, length)
-        assert output.num_cached_tokens >= 32
+        assert output.num_cached_tokens > 32, "more than the cache of full blocks has: the last, partial one is copied"
     assert max(holders) == 3, "the stream and both branches"
 
 

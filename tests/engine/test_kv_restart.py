@@ -17,7 +17,7 @@ from tests.tiny_llama import write_tiny_llama
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 BLOCK_SIZE = 16
-PROMPT = "You are a careful assistant. Name your sources, and say so when you do not know. " * 5
+PROMPT = "You are a careful assistant. Name your sources, and say so when you do not know. " * 10
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,13 @@ def other_rope(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def ask(compile_cache_dir: Path, model: Path, folder: Path | None, **options: Any) -> RequestOutput:
     """What a new engine answers; it is closed afterwards."""
+    settings: dict[str, Any] = SMALL | options
     with LLM(
         model=str(model),
         disk_kv_path=folder,
         host_kv_bytes=2**22,
         compile_cache_dir=compile_cache_dir,
-        **SMALL | options,
+        **settings,
     ) as llm:
         tiers = llm.engine.scheduler.tiers
         tiers.limits = replace(tiers.limits, min_fetch_tokens=0)  # Whatever pays on this machine: here it is to happen.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -31,8 +32,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CANARY = list(range(3, 40, 2))
 
 
+@functools.cache
 def make_base() -> Engine:
-    """What `tiered_engine` needs: weights, programs and an allocated pool."""
+    """What `tiered_engine` needs: weights, programs and an allocated pool; all tests of a process share them."""
     return make_engine(num_blocks=MOST_BLOCKS, block_size=BLOCK_SIZE)
 
 
@@ -145,6 +147,20 @@ def assert_idle(engine: Engine) -> None:
     assert engine.snapshot().num_recompiles == 0
 
 
+def wait_for_disk(engine: Engine) -> None:
+    """Until everything that is queued was done; the next step hears of it."""
+    assert engine.runner.mover is not None and engine.runner.mover._disk is not None
+    engine.runner.mover._disk._worker.submit(int).result(60)
+
+
+def end(engine: Engine) -> None:
+    """After all of it, service is what it was."""
+    answer(engine, CANARY)
+    settle(engine)
+    assert_idle(engine)
+    engine.close()
+
+
 @contextmanager
 def held_disk(engine: Engine) -> Generator[threading.Event]:
     """The disk's thread stops before it reads a block; the event says that it did. Leaving lets it go on."""
@@ -164,4 +180,4 @@ def held_disk(engine: Engine) -> Generator[threading.Event]:
     finally:
         released.set()
         disk._read = read  # type: ignore[method-assign]
-        disk._worker.submit(int).result(60)  # the last in the queue
+        wait_for_disk(engine)

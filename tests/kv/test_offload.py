@@ -202,16 +202,20 @@ def test_blocks_lie_in_pinned_memory_split_by_heads(num_devices, monkeypatch):
         assert {shard.data.shape[1] for shard in array.addressable_shards} == {2 // num_devices}
 
 
+OTHERS = [CopyBlock(0, block_id, block_id + 1) for block_id in (36, 38, 40, 42)]
+"""Enough copies beside a pair of them for a program of several."""
 MOVES = {
     "a copy is seen by the store after it": [CopyBlock(0, 1, 2), StoreBlock(0, 2, 1)],
     "a store is before the copy after it": [StoreBlock(0, 2, 1), CopyBlock(0, 1, 2)],
-    "a chain of copies": [CopyBlock(0, 1, 2), CopyBlock(0, 2, 3), CopyBlock(0, 3, 4)],
-    "a ring of copies": [CopyBlock(0, 1, 9), CopyBlock(0, 2, 1), CopyBlock(0, 9, 2)],
-    "a target written twice": [CopyBlock(0, 1, 3), CopyBlock(0, 2, 3)],
-    "a source overwritten": [CopyBlock(0, 1, 3), CopyBlock(0, 2, 1)],
-    "a copy onto itself": [CopyBlock(0, 1, 1), CopyBlock(0, 2, 2)],
+    "a chain of copies": [CopyBlock(0, 1, 2), CopyBlock(0, 2, 3), CopyBlock(0, 3, 4), *OTHERS],
+    "a ring of copies": [CopyBlock(0, 1, 9), CopyBlock(0, 2, 1), CopyBlock(0, 9, 2), *OTHERS],
+    "a target written twice": [CopyBlock(0, 1, 3), CopyBlock(0, 2, 3), *OTHERS],
+    "a source overwritten": [CopyBlock(0, 1, 3), CopyBlock(0, 2, 1), *OTHERS],
+    "a copy onto itself": [CopyBlock(0, 1, 1), CopyBlock(0, 2, 2), *OTHERS],
     "a slot stored twice": [StoreBlock(0, 1, 1), StoreBlock(0, 2, 1)],
     "groups in turns": [CopyBlock(0, 1, 2), CopyBlock(1, 1, 2), CopyBlock(0, 2, 3), StoreBlock(1, 2, 1), StoreBlock(0, 3, 1)],
+    "neighbours of two groups": [CopyBlock(index % 2, 1 + index, 20 + index) for index in range(8)],
+    "stores of two groups": [StoreBlock(index % 2, 1 + index, index) for index in range(8)],
     "many copies": [CopyBlock(0, index, 44 - index) for index in range(1, 20)],
 }
 
@@ -235,19 +239,21 @@ def test_a_load_is_seen_by_what_follows_and_not_by_what_precedes():
     mover = make_mover()
     kv, pool = random_kv("float32")
     oracle = Oracle(GROUPS["float32"], pool)
-    kv = mover.run(kv, [StoreBlock(0, 5, 1), StoreBlock(0, 6, 2)])
-    ticket = fetch_all(mover, [HostSource(0, 1), HostSource(0, 2)])
-    kv = mover.run(
-        kv, [StoreBlock(0, 7, 3), LoadBlock(ticket, 0, 0, 7), LoadBlock(ticket, 1, 0, 7), StoreBlock(0, 7, 4), CopyBlock(0, 7, 8)]
-    )
-    oracle.put(0, 8, oracle.block(0, 6))
-    before = oracle.block(0, 7)
-    oracle.put(0, 7, oracle.block(0, 6))
+    moves: list[BlockMove] = [StoreBlock(0, block_id, block_id) for block_id in range(1, 7)]
+    kv = mover.run(kv, moves)
+    fetch = Fetch(fetch_all(mover, [HostSource(0, slot) for slot in range(1, 7)]), tuple(HostSource(0, slot) for slot in range(1, 7)))
+    for move in moves:
+        oracle.move(move)
+    oracle.fetch(fetch)
+    loads = [LoadBlock(fetch.ticket, index, 0, block_id) for index, block_id in enumerate((7, 9, 10, 11, 7, 12))]  # 7 twice
+    moves = [StoreBlock(0, 7, 7), *loads, StoreBlock(0, 7, 8), CopyBlock(0, 7, 8)]
+    kv = mover.run(kv, moves)
+    for move in moves:
+        oracle.move(move)
     assert_same(kv, oracle.pool)
-    ticket = fetch_all(mover, [HostSource(0, 3), HostSource(0, 4)])
-    kv = mover.run(kv, [LoadBlock(ticket, 0, 0, 10), LoadBlock(ticket, 1, 0, 11)])
-    oracle.put(0, 10, before)
-    oracle.put(0, 11, oracle.block(0, 6))
+    for slot in (7, 8):
+        kv = mover.run(kv, [LoadBlock(fetch_all(mover, [HostSource(0, slot)]), 0, 0, 20 + slot)])
+        oracle.put(0, 20 + slot, oracle.host[0, slot])
     assert_same(kv, oracle.pool)
 
 
@@ -257,9 +263,9 @@ def test_loads_of_one_fetch_go_to_their_groups():
     oracle, slots = Oracle(GROUPS["float32"], pool), [(0, 1), (1, 1), (1, 2), (0, 2)]
     kv = mover.run(kv, [StoreBlock(group, 10 + slot, slot) for group, slot in slots])
     ticket = fetch_all(mover, [HostSource(*slot) for slot in slots])
-    kv = mover.run(kv, [LoadBlock(ticket, index, group, 20 + slot) for index, (group, slot) in enumerate(slots)])
-    for group, slot in slots:
-        oracle.put(group, 20 + slot, oracle.block(group, 10 + slot))
+    kv = mover.run(kv, [LoadBlock(ticket, index, group, 20 + index) for index, (group, _) in enumerate(slots)])
+    for index, (group, slot) in enumerate(slots):
+        oracle.put(group, 20 + index, oracle.block(group, 10 + slot))
     assert_same(kv, oracle.pool)
 
 
@@ -464,6 +470,8 @@ def test_waiting_lasts_until_a_read_ends(staging):
         disk.end(entry(2))
         waiting.result(20)
     assert fetches.finished() == [FetchResult(2)]
+    fetches.wait(max_seconds=0.001)  # the other read never ends
+    assert fetches.finished() == []
     fetches.cancel([1])
 
 

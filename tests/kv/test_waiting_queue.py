@@ -125,6 +125,18 @@ def test_within_a_user_the_order_is_that_of_arrival():
         assert [seq for seq in taken if seq.user == user] == [seq for seq in seqs if seq.user == user]
 
 
+def test_users_who_come_once_do_not_pile_up():
+    users = Users()
+    users.ask("always")
+    for number in range(10_000):
+        users.ask(f"user {number}")
+        users.queue.charge("always", 2)
+        while users.serve(1) == "always":
+            users.ask("always")
+    assert len(users.queue._served) <= 1_100
+    assert users.queue.head().user == "always"
+
+
 def test_users_who_are_gone_leave_nothing_behind_once_nobody_is_there():
     users = Users()
     for number in range(50):

@@ -12,7 +12,8 @@ from jaxinfer.errors import RequestError
 from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.groups import KVGroupSpec
 from jaxinfer.kv.tiers import TierLimits
-from tests.scheduler.replay import FULL, LATENT, STOP, Harness, constant_hash, make_request, window_group
+from tests.scheduler.cases import FULL, LATENT, STOP, constant_hash, make_request, window_group
+from tests.scheduler.replay import Harness
 
 MAX_LIVING = 12
 DOCUMENTS = tuple(tuple(random.Random(seed).choices(range(3, 24), k=64)) for seed in range(3))

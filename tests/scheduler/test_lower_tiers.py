@@ -8,7 +8,8 @@ from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.tiers import TierLimits
 from jaxinfer.messages import DiskEntry, HostSource, LoadBlock, SpillBlock, StoreBlock
 from jaxinfer.request import FinishReason
-from tests.scheduler.replay import FULL, Harness, Record, constant_hash, make_request, own_prompt, window_group
+from tests.scheduler.cases import FULL, Record, constant_hash, make_request, own_prompt, window_group
+from tests.scheduler.replay import Harness
 
 PROMPT = own_prompt("prompt", 64)
 

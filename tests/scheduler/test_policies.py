@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.errors import RequestError
-from tests.scheduler.replay import Harness, make_request
+from tests.scheduler.cases import make_request
+from tests.scheduler.replay import Harness
 
 
 def row_of(output, record):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.messages import CopyBlock
-from tests.scheduler.replay import FULL, Harness, constant_hash, make_request, own_prompt, window_group
+from tests.scheduler.cases import FULL, constant_hash, make_request, own_prompt, window_group
+from tests.scheduler.replay import Harness
 
 PROMPT = own_prompt("prompt", 64)
 

@@ -55,6 +55,7 @@ class Noting(Recorder):
 
     def ended(self, live: LiveRequest, reason: FinishReason, now: float) -> None:
         super().ended(live, reason, now)
+        assert live.num_credited == (len(live.seq.token_ids) if live.seq.num_output_tokens else 0), "a user was served more or less"
         self.ends.append((live.request, reason, now, live.seq.num_output_tokens))
 
 
