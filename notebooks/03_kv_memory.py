@@ -14,7 +14,8 @@
 NUM_REQUESTS = 2000  # requests of the fragmentation study
 TURNS = 12  # turns of the conversation
 LENGTHS = (16, 64, 128, 256, 512, 1024)  # prompts that are fetched or computed again
-PROMPT_TOKENS = 1024  # the prompt whose way through the tiers is timed; a multiple of 16
+PROMPT_TOKENS = 1024  # the prompt whose way through the tiers is timed; a multiple of 16, none of LENGTHS is larger
+ANSWER_TOKENS = 48  # of the block map and of best-of-n
 REPEATS = 3  # times that each of them is measured
 
 # %%
@@ -29,6 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.benchmarking.lengths import draw_lengths
@@ -75,7 +77,8 @@ plt.show()
 #
 # This is figure 2 of the PagedAttention paper (Kwon et al. 2023) on lengths like ShareGPT's. Paging is the engine's own
 # scheduler on a simulated device; a block of 16 tokens is given out when the one before it is full, so all that is lost is what
-# is empty in each sequence's last block.
+# is empty in each sequence's last block. What is not given out there is no gap: any sequence can have it, and some is kept back
+# so that those that run can grow.
 
 # %%
 CONTEXT, POOL, BLOCK_SIZE = 2048, 32 * 2048, 16
@@ -159,7 +162,7 @@ llm = LLM(
     max_model_len=CONTEXT,
     block_size=BLOCK_SIZE,
     num_kv_blocks=320,
-    host_kv_bytes=max(PROMPT_TOKENS, *LENGTHS) // BLOCK_SIZE * BLOCK_BYTES,
+    host_kv_bytes=PROMPT_TOKENS // BLOCK_SIZE * BLOCK_BYTES,
     disk_kv_path=Path(folder.name),
     show_progress=False,
 )
@@ -214,30 +217,29 @@ def run_to_end():
     return held
 
 
-shared, answers = fresh(480), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+shared, answers = fresh(480), SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
 for number in range(5):
     prompt = [*shared, *fresh(30)] if number < 4 else fresh(400)
     engine.add_request(GenerationRequest(request_id=RequestId(f"map-{number}"), prompt_token_ids=tuple(prompt), params=answers))
-pictures = {}
-while engine.has_work:
+pictures, moments = {}, {2: "first prompt", 5: "all prompts", 5 + ANSWER_TOKENS // 2: "answers"}
+for step in range(1, max(moments) + 1):
     engine.step()
-    if len(engine.kv_map().sequences) == 5 and all(len(engine.token_ids(RequestId(f"map-{number}"))) > 400 for number in range(5)):
-        progress = max(seq.num_computed_tokens for seq in engine.kv_map().sequences if seq.state == "running")
-        pictures.setdefault("prompts", picture()) if progress >= 256 else None
-        pictures["answering"] = picture()
+    if step in moments:
+        pictures[moments[step]] = picture()
+run_to_end()
 pictures["afterwards"] = picture()
 
 # %%
 colors = ["#f2f2f2", "#b9d3ea", "#223355", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee"]
 names = ["free", "cached", "shared", *(f"only request {number}" for number in range(1, 6))]
-figure, panels = plt.subplots(1, len(pictures), figsize=(3.4 * len(pictures), 3.4), layout="constrained")
-for axes, (name, cells) in zip(np.atleast_1d(panels), pictures.items(), strict=True):
+figure, panels = plt.subplots(1, len(pictures), figsize=(3 * len(pictures), 3.2), layout="constrained")
+for axes, (name, cells) in zip(panels, pictures.items(), strict=True):
     axes.imshow(cells.reshape(16, 20), cmap=ListedColormap(colors), vmin=-0.5, vmax=len(colors) - 0.5)
     axes.set_xticks(np.arange(-0.5, 20), minor=True)
     axes.set_yticks(np.arange(-0.5, 16), minor=True)
     axes.grid(which="minor", color="white", linewidth=0.8)
     axes.tick_params(which="both", bottom=False, left=False, labelbottom=False, labelleft=False)
-    axes.set_title(f"{name}: {int((cells >= 2).sum())} of {cells.size} blocks held", fontsize=10)
+    axes.set_title(f"{name}: {int((cells >= 2).sum())} of {cells.size} held", fontsize=10)
 figure.legend([Patch(color=color) for color in colors], names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 plt.show()
 
@@ -282,6 +284,7 @@ left.legend(frameon=False)
 right.plot(numbers, milliseconds, marker="o", color="#223355")
 right.set(xlabel="turn", ylabel="ms", ylim=(0, None), title="Time to the first token")
 for axes in (left, right):
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 assert (num_cached[1:] > 0).all()
@@ -334,6 +337,9 @@ if stated.min_swap_tokens is not None:
         stated.min_swap_tokens, color="#228833", linestyle=":", label=f"break-even stated at start: {stated.min_swap_tokens} tokens"
     )
 axes.set(xlabel="tokens", ylabel="ms to the next token", title="Coming back after a preemption")
+axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS], minor=False)
+axes.minorticks_off()
+axes.yaxis.set_major_formatter(ScalarFormatter())
 axes.legend(frameon=False, fontsize=9)
 axes.grid(alpha=0.3)
 plt.show()
@@ -377,10 +383,10 @@ assert [int(origins[tier].argmax()) for tier in ("device", "host", "disk")] == [
 # copied. `n` in SamplingParams does this, and so does `llm.fork`, the base of beam and tree search.
 
 # %%
-question, answer_tokens = fresh(330), 40
+question = fresh(330)
 most_held = {}
 for n in (1, 2, 4, 8):
-    params = SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=answer_tokens, ignore_eos=True)
+    params = SamplingParams(n=n, temperature=1.0, seed=1, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     engine.add_request(GenerationRequest(request_id=RequestId(f"best-of-{n}"), prompt_token_ids=tuple(question), params=params))
     most_held[n] = max(run_to_end())
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
@@ -388,7 +394,7 @@ axes.plot(list(most_held), [n * most_held[1] for n in most_held], marker="o", li
 axes.plot(list(most_held), list(most_held.values()), marker="o", color="#223355", label="held")
 for n, held in most_held.items():
     axes.annotate(f"{held}", (n, held), textcoords="offset points", xytext=(0, 7), ha="center")
-axes.set(xlabel="answers", ylabel="blocks", ylim=(0, None), title=f"A prompt of {len(question)} tokens, answers of {answer_tokens}")
+axes.set(xlabel="answers", ylabel="blocks", ylim=(0, None), title=f"A prompt of {len(question)} tokens, answers of {ANSWER_TOKENS}")
 axes.set_xticks(list(most_held))
 axes.legend(frameon=False)
 axes.spines[["top", "right"]].set_visible(False)

@@ -49,6 +49,8 @@ def measure(bench: Bench) -> dict[str, Any]:
         ids = text_ids(llm, count * PROMPT_TOKENS)
         prompts = [ids[index * PROMPT_TOKENS : (index + 1) * PROMPT_TOKENS] for index in range(count)]
         seconds["cold"] = first_tokens(llm, prompts, None)
+        # What is found for the first time is copied to disk meanwhile, which the second time is not.
+        seconds["device_and_to_disk"] = first_tokens(llm, prompts, "device")
         seconds["device"] = first_tokens(llm, prompts, "device")
         evict(llm)
         seconds["host"] = first_tokens(llm, prompts, "host")
@@ -70,8 +72,7 @@ def measure(bench: Bench) -> dict[str, Any]:
         "times_faster_than_cold": {name: medians["cold"] / value for name, value in medians.items()},
         "stated_min_fetch_tokens": stated,
         "holds": {
-            "device before host before disk before cold": sorted(medians, key=medians.__getitem__)[0] == "device"
-            and medians["host"] < medians["disk"] < medians["cold"],
+            "device before host before disk before cold": medians["device"] < medians["host"] < medians["disk"] < medians["cold"],
             "nothing is faster than its floor": all(medians[name] >= floors[name] for name in ("cold", "device", "host", "disk")),
         },
     }

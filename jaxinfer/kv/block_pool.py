@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,7 +26,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.on_evict: Callable[[int, Any], None] | None = None
         self._free: deque[int] = deque(range(1, num_blocks + 1))
-        self._cached: dict[int, None] = {}
+        # A dict would pass over every entry that was ever deleted at its front to find the first one that is there.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._ref_counts = [0] * (num_blocks + 1)
         self._contents: list[Any] = [None] * (num_blocks + 1)
 
@@ -118,8 +119,7 @@ class BlockPool:
         assert len(free) + len(self._cached) + len(holders) == self.num_blocks, "free + cached + held is not the total"
 
     def _evict(self) -> int:
-        block_id = next(iter(self._cached))
-        del self._cached[block_id]
+        block_id, _ = self._cached.popitem(last=False)
         content, self._contents[block_id] = self._contents[block_id], None
         if self.on_evict is not None:
             self.on_evict(block_id, content)

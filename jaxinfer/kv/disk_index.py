@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from jaxinfer.kv.prefix import PrefixNode
@@ -18,7 +19,8 @@ class DiskIndex:
     def __init__(self, max_bytes: int, entries: Iterable[tuple[bytes, int, int]] = ()):
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._sizes: dict[tuple[bytes, int], int] = {}
+        # A dict would pass over every entry that was ever deleted at its front to find the first one that is there.
+        self._sizes: OrderedDict[tuple[bytes, int], int] = OrderedDict()
         self._nodes: dict[tuple[bytes, int], PrefixNode] = {}
         self._num_by_key: dict[bytes, int] = {}
         for key, group, num_bytes in entries:
@@ -39,7 +41,7 @@ class DiskIndex:
         name = (key, group)
         if name not in self._sizes or self._nodes.setdefault(name, node) is not node:
             return False
-        self._sizes[name] = self._sizes.pop(name)
+        self._sizes.move_to_end(name)
         return True
 
     def add(self, key: bytes, group: int, num_bytes: int, node: PrefixNode) -> None:

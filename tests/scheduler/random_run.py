@@ -147,11 +147,12 @@ class RandomRun:
     def step(self) -> None:
         """One random event."""
         harness, draw = self.harness, self.random.random()
-        if draw < 0.09:
-            self.add()
-        elif draw < 0.095:
+        if draw < 0.07:
+            for _ in range(self.random.choice((1, 1, 1, 4))):
+                self.add()
+        elif draw < 0.075:
             self.abort()
-        elif draw < 0.105:
+        elif draw < 0.085:
             self.stop()
         elif draw < 0.26 and harness.device.outstanding:
             harness.acknowledge(self.random.choice(harness.device.outstanding))
@@ -205,7 +206,7 @@ class RandomRun:
         most = max(1, harness.scheduler.max_seq_tokens - 1)
         origin = None
         if harness.living and draw.random() < 0.3:
-            origin = draw.choice(list(harness.living.values()))
+            origin = draw.choice(list(harness.living.values())[-draw.choice((2, MAX_LIVING)) :])
             start = tuple(origin.tokens[: draw.randint(1, len(origin.tokens))] if draw.random() < 0.4 else origin.tokens)
         else:
             start = draw.choice(DOCUMENTS)[: draw.randint(1, most)]

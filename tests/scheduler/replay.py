@@ -169,6 +169,7 @@ class Harness:
         assert not self.device.staged, "a fetch was forgotten"
         for record in self.records.values():
             self._check_end(record)
+        self._check_counters()
         assert all(pool.num_held == 0 for pool in (*self.pools.pools, *self.tiers.host))
         self.check_contents()
 
@@ -222,6 +223,15 @@ class Harness:
             link = next_link(link, token)
             links.append(link)
         return links[-self.block_size :]
+
+    def _check_counters(self) -> None:
+        started = [record for record in self.records.values() if record.num_cached_tokens is not None]
+        counters = self.scheduler.counters
+        assert counters.num_prefix_query_tokens == sum(len(record.request.prompt_token_ids) for record in started)
+        num_hit_tokens = counters.num_hit_tokens_device + counters.num_hit_tokens_host + counters.num_hit_tokens_disk
+        assert num_hit_tokens >= sum(record.num_cached_tokens or 0 for record in started)
+        num_preemptions = counters.num_preemptions_swap + counters.num_preemptions_recompute
+        assert self.scheduler.num_preemptions == num_preemptions >= sum(record.num_preemptions for record in self.records.values())
 
     def _check_end(self, record: Record) -> None:
         assert len(record.ends) == 1, "ended never or twice"
