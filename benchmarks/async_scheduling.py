@@ -195,7 +195,7 @@ def draw(profiles: dict[str, tuple[list[Span], list[Span]]], path: Path, num_ste
                         lane, span.end - span.begin, left=span.begin - begin, height=0.7, color=colours[name], label=labels.get(name, name)
                     )
         axis.set_yticks([0, 1], ["device", "host"])
-        axis.set_xlim(left=0)
+        axis.set_xlim(0, max(axis.get_xlim()[1], end - begin) if axis is axes[1] else end - begin)
         axis.set_title(f"--async-scheduling {setting}: {num_steps} steps in {end - begin:.1f} ms", loc="left")
     axes[1].set_xlabel("milliseconds")
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}

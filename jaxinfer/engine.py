@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class Engine:
         self._is_closed = False
         self._last_ready = 0.0
         self._fetch_begins: dict[int, float] = {}
+        # Also at the interpreter's end, whether closed or not: a program that still runs when XLA's threads go is a crash.
+        weakref.finalize(self, _wait_for, self._in_flight)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -334,3 +337,8 @@ class Engine:
     def _count_finish(self, reason: FinishReason) -> None:
         counts = self.counters.finished_by_reason
         counts[reason.value] = counts.get(reason.value, 0) + 1
+
+
+def _wait_for(in_flight: Iterable[tuple[InFlightStep, StepTimes]]) -> None:
+    for step, _ in in_flight:
+        step.wait()

@@ -28,6 +28,10 @@ class InFlightStep:
         """Whether the device has computed it; never waits."""
         return all(array.is_ready() for array in jax.tree.leaves(self._sampled))
 
+    def wait(self) -> None:
+        """Return when the device has computed it."""
+        jax.block_until_ready(self._sampled)
+
     def result(self) -> StepOutput:
         """The tokens and log-probabilities, on the host."""
         sampled = jax.device_get(self._sampled)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jaxinfer import LLM, SamplingParams
-from kv_parts.bench import FLOPS_PER_PAIR, FLOPS_PER_TOKEN, SMALL_POOL, Bench, greedy, median
+
+from .bench import FLOPS_PER_PAIR, FLOPS_PER_TOKEN, SMALL_POOL, Bench, greedy, median
 
 ANSWER_TOKENS = 40
 WANTED_GROWTH = 1.5

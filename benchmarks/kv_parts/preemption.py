@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.request import GenerationRequest, RequestId
-from kv_parts.bench import SMALL_POOL, Bench, greedy, median, text_ids
+
+from .bench import SMALL_POOL, Bench, greedy, median, text_ids
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 1500)
 NUM_SEQUENCES, PROMPT_TOKENS, ANSWER_TOKENS = 32, 256, 256
@@ -84,6 +85,7 @@ def preempt_and_resume(llm: LLM, prompt: list[int]) -> tuple[float, float]:
     taken = pool.allocate(pool.num_available)
     assert taken is not None
     num_preemptions = engine.scheduler.num_preemptions
+    started, has_advanced = time.perf_counter(), False
     while engine.scheduler.num_preemptions == num_preemptions:
         started = time.perf_counter()
         has_advanced = any(delta.request_id == older for delta in engine.step())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer import LLM
-from jaxinfer.step_trace import StepTrace
-from kv_parts.bench import BLOCK_SIZE, LARGE_POOL, Bench, greedy, text_ids
+from jaxinfer.step_trace import StepTimes, StepTrace
+
+from .bench import BLOCK_SIZE, LARGE_POOL, Bench, greedy, text_ids
 
 PREFIX_TOKENS = 1500
 ANSWER_TOKENS = 24
@@ -55,8 +57,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 def run(llm: LLM, count: int) -> dict[str, Any]:
     """All requests at once.
 
-    `prefill_seconds`: device time of the steps with more tokens than rows, which are those that compute prompts; what is
-    decoded in the same steps counts on both sides. `all_first_tokens_seconds`: until the last request has its first token.
+    `all_first_tokens_seconds`: until the last request has its first token.
     """
     prefix = text_ids(llm, PREFIX_TOKENS)
     questions = [QUESTIONS[index % 3].format(SUBJECTS[index % 10]) + f" ({index})" for index in range(count)]
@@ -66,16 +67,24 @@ def run(llm: LLM, count: int) -> dict[str, Any]:
     outputs = greedy(llm, prompts, ANSWER_TOKENS)
     elapsed = time.perf_counter() - started
     llm.engine.trace = None
-    prefill, last_ready = 0.0, 0.0
-    for step in trace.steps:
-        if step.num_tokens > step.num_rows:
-            prefill += step.ready - max(step.launch_begin, last_ready)
-        last_ready = step.ready
     return {
-        "prefill_seconds": prefill,
+        "prefill_seconds": prefill_seconds(trace.steps),
         "all_first_tokens_seconds": max(output.timings.first_token for output in outputs) - clock,
         "elapsed_seconds": elapsed,
         "output_tokens_per_second": count * ANSWER_TOKENS / elapsed,
         "steps": len(trace.steps),
         "cached_share": sum(output.num_cached_tokens for output in outputs) / sum(map(len, prompts)),
     }
+
+
+def prefill_seconds(steps: Sequence[StepTimes]) -> float:
+    """Device time of the steps with more tokens than rows, which are those that compute prompts.
+
+    What is decoded in the same steps counts, with the cache on and off.
+    """
+    seconds, last_ready = 0.0, 0.0
+    for step in steps:
+        if step.num_tokens > step.num_rows:
+            seconds += step.ready - max(step.launch_begin, last_ready)
+        last_ready = step.ready
+    return seconds

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer import LLM
-from kv_parts.bench import (
+
+from .bench import (
     BLOCK_SIZE,
     KV_BYTES_PER_TOKEN,
     LAYER_WEIGHTS,

@@ -7,13 +7,14 @@ from typing import Any
 
 from jaxinfer.benchmarking.lengths import draw_lengths
 from jaxinfer.config import CacheConfig, SchedulerConfig
-from jaxinfer.simulation.options import SimulationOptions, TraceOptions
+from jaxinfer.simulation.options import Allocation, SimulationOptions, TraceOptions
 from jaxinfer.simulation.report import Report, make_report
 from jaxinfer.simulation.run import Simulation
 from jaxinfer.simulation.server import build_server
 from jaxinfer.simulation.timing import H200_LLAMA_8B
 from jaxinfer.simulation.traces import make_trace
-from kv_parts.bench import BLOCK_SIZE, Bench
+
+from .bench import BLOCK_SIZE, Bench
 
 MAX_MODEL_LEN = 2048
 NUM_BLOCKS = 4096
@@ -38,7 +39,8 @@ def floor(bench: Bench) -> dict[str, Any]:
 
 def measure(bench: Bench) -> dict[str, Any]:
     figures: dict[str, Any] = {"requests": 200 if bench.is_small else 2000, "max_model_len": MAX_MODEL_LEN}
-    for allocation in ("static", "paged"):
+    allocations: tuple[Allocation, ...] = ("static", "paged")
+    for allocation in allocations:
         report = simulate(allocation, figures["requests"])
         figures[allocation] = {name: report.figures[name] for name in FIGURES}
         bench.tell(f"  {allocation}: {figures[allocation]}")
@@ -50,7 +52,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     return figures
 
 
-def simulate(allocation: str, num_requests: int) -> Report:
+def simulate(allocation: Allocation, num_requests: int) -> Report:
     """ShareGPT's lengths, all there from the start, so that memory decides how many run."""
     limits = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=2048, max_model_len=MAX_MODEL_LEN)
     cache = CacheConfig(num_kv_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching="off", host_kv_bytes=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -78,20 +77,16 @@ def _runs(args: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
 
 
 def _simulate(name: str, args: argparse.Namespace, progress: Callable[[str, int, int | None], None]) -> Report:
-    from jaxinfer.simulation.report import make_report
-    from jaxinfer.simulation.run import Simulation
-    from jaxinfer.simulation.server import build_server, max_model_len
-    from jaxinfer.simulation.timing import load_timing
-    from jaxinfer.simulation.traces import make_trace
+    from jaxinfer.simulation.report import simulate
 
-    options, limits = from_args(args, SimulationOptions), from_args(args, SchedulerConfig)
-    timing = load_timing(options.timing)
-    trace = make_trace(from_args(args, TraceOptions), max_model_len(limits))
-    server = build_server(from_args(args, CacheConfig, exclude=EXCLUDE), limits, options, timing)
-    started = time.perf_counter()
-    simulation = Simulation(server, trace, timing, lambda done, total: progress(name or "simulating", done, total))
-    simulation.run()
-    return make_report(name, simulation, time.perf_counter() - started)
+    return simulate(
+        from_args(args, TraceOptions),
+        from_args(args, SimulationOptions),
+        from_args(args, CacheConfig, exclude=EXCLUDE),
+        from_args(args, SchedulerConfig),
+        name=name,
+        on_progress=lambda done, total: progress(name or "simulating", done, total),
+    )
 
 
 def _as_json(report: Report, args: argparse.Namespace) -> dict[str, Any]:

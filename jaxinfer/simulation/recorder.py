@@ -11,7 +11,7 @@ from jaxinfer.sequence import Sequence
 from jaxinfer.simulation.statistics import Fairness, Histogram, TimeSeries
 from jaxinfer.simulation.traces import TraceRequest
 
-FAIRNESS_WINDOW_SECONDS = 10.0
+FAIRNESS_WINDOW_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Recorder:
 
     def arrived(self, live: LiveRequest) -> None:
         """A request is queued."""
-        self.fairness.arrived(live.request.user)
+        self.fairness.arrived(live.request.user, live.request.arrival_seconds)
 
     def first_row(self, live: LiveRequest, start: float) -> None:
         """A request is in a step for the first time, which began at `start`."""

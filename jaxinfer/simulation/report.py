@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxinfer.config import CacheConfig, SchedulerConfig
+from jaxinfer.simulation.options import SimulationOptions, TraceOptions
 from jaxinfer.simulation.recorder import SERIES, Recorder
-from jaxinfer.simulation.run import Simulation
+from jaxinfer.simulation.run import OnProgress, Simulation
+from jaxinfer.simulation.server import build_server, max_model_len
 from jaxinfer.simulation.statistics import Histogram
+from jaxinfer.simulation.timing import load_timing
+from jaxinfer.simulation.traces import make_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,28 @@ class Report:
     rows: list[dict[str, float]] = field(repr=False)
     """One entry per time: waiting, running, and the tokens that the pool holds: held, cached, wasted."""
     room_tokens: int = 0
+
+
+def simulate(
+    trace: TraceOptions,
+    options: SimulationOptions,
+    cache: CacheConfig,
+    limits: SchedulerConfig,
+    *,
+    name: str = "",
+    on_progress: OnProgress = lambda done, total: None,
+) -> Report:
+    """Run one simulation from its options.
+
+    Raises:
+        ConfigError: for options that do not fit each other, a timing or trace file that cannot be used.
+    """
+    timing = load_timing(options.timing)
+    server = build_server(cache, limits, options, timing)
+    started = time.perf_counter()
+    simulation = Simulation(server, make_trace(trace, max_model_len(limits)), timing, on_progress)
+    simulation.run()
+    return make_report(name, simulation, time.perf_counter() - started)
 
 
 def make_report(name: str, simulation: Simulation, real_seconds: float) -> Report:

@@ -139,6 +139,8 @@ class Simulation:
         seq_id = sequences[0].seq_id
         self._live[seq_id] = live
         self._num_outputs[seq_id] = request.num_output_tokens
+        if self.recorder.fairness.is_second(request.user):
+            self._credit_running()
         self.recorder.arrived(live)
         timeout = self.scheduler.config.request_timeout
         if timeout is not None:
@@ -252,10 +254,13 @@ class Simulation:
     # ---- what is seen ----------------------------------------------------------------------------------------------
 
     def _end_window(self) -> None:
+        self._credit_running()
+        self.recorder.fairness.end_window(self.now)
+
+    def _credit_running(self) -> None:
         for live in self._live.values():
             if live.first_token_seconds is not None:
                 self.recorder.credit(live)
-        self.recorder.fairness.end_window(self.now)
 
     def _sample(self, rows: list[ScheduledRequest], start: float, seconds: float) -> None:
         pool, size = self.scheduler.pools.pools[0], self.scheduler.pools.block_size

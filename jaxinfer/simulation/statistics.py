@@ -82,8 +82,8 @@ class Fairness:
     """Jain's index of the tokens that users were served, window by window of simulated time.
 
     Over a whole run every user gets all they asked for, so it is only told apart while they compete: a window counts the
-    users who had unfinished requests at its start and at its end, and weighs as long as it is; one with fewer than two
-    such users counts nothing.
+    users who had unfinished requests all through it, and weighs as long as it is; one with fewer than two such users counts
+    nothing. A window begins when the one before it ends, and when a second user comes to one who was alone.
     """
 
     def __init__(self, window_seconds: float):
@@ -95,9 +95,16 @@ class Fairness:
         self._weighted = 0.0
         self._seconds = 0.0
 
-    def arrived(self, user: str) -> None:
+    def is_second(self, user: str) -> bool:
+        """Whether a request of this user would begin a window; what others got before must have been told by then."""
+        return user not in self._unfinished and len(self._unfinished) == 1
+
+    def arrived(self, user: str, now: float) -> None:
         """A request of a user has come."""
+        begins = self.is_second(user)
         self._unfinished[user] = self._unfinished.get(user, 0) + 1
+        if begins:
+            self._begin_window(now)
 
     def ended(self, user: str) -> None:
         """A request of a user has ended."""
@@ -116,6 +123,9 @@ class Fairness:
             seconds = self.window_seconds + now - self.window_end
             self._weighted += seconds * jain_index([self._served.get(user, 0.0) for user in self._competing])
             self._seconds += seconds
+        self._begin_window(now)
+
+    def _begin_window(self, now: float) -> None:
         self._served.clear()
         self._competing = set(self._unfinished)
         self.window_end = now + self.window_seconds

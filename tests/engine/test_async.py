@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from jaxinfer.engine import Engine
 from jaxinfer.errors import RequestError
 from jaxinfer.request import FinishReason, GenerationRequest, RequestDelta, RequestId, RequestOutput, SamplingParams
-from jaxinfer.step_trace import StepTrace
+from jaxinfer.step_trace import StepTimes, StepTrace
 from tests.engine.lookup_model import VOCAB_SIZE, continuation, make_engine, next_token
 from tests.engine.test_engine import GREEDY, PROMPTS, expected_logprobs, printable_prompt, prompt_before, run
 
@@ -296,6 +298,16 @@ def test_close_ends_all_and_lands_what_flies() -> None:
     assert not engine.has_work and engine.running_ids == ()
     engine.scheduler.check()
     engine.close()
+
+
+def test_nothing_runs_on_when_the_engine_is_gone() -> None:
+    """Bug: a script that ends in the middle of a stream dies with SIGABRT, as XLA's threads go while a program runs."""
+    engine = make_engine()
+    waits: list[str] = []
+    engine._in_flight.append((SimpleNamespace(wait=lambda: waits.append("waited")), StepTimes(0)))  # type: ignore[arg-type]
+    del engine
+    gc.collect()
+    assert waits == ["waited"]
 
 
 def test_tokens_so_far(engine: Engine) -> None:

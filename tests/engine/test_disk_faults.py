@@ -167,6 +167,21 @@ def test_a_damaged_block(
     assert warnings_of(caplog) == messages
 
 
+def test_a_fetch_from_host_memory_and_a_damaged_disk(base: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The host slots that it held are given back with the blocks, and what they have is used."""
+    first = tiered_engine(base, folder=tmp_path, host_slots=48)
+    answer(first, LONG)
+    first.close()
+    engine = tiered_engine(base, num_blocks=20, folder=tmp_path, host_slots=48)
+    answer(engine, LONG[:21], max_tokens=1)
+    answer(engine, range(100, 175), max_tokens=1)
+    assert engine.snapshot().num_hit_tokens_disk == 20
+    flip(tmp_path / file_name(keys_of(engine)[8]))
+    assert answer(engine, LONG).num_cached_tokens == 32
+    assert engine.snapshot().num_hit_tokens_host > 0 and len(warnings_of(caplog)) == 1
+    end(engine)
+
+
 def test_another_models_blocks_are_never_used(base: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Neither under their own names nor under ours."""
     first = tiered_engine(base, folder=tmp_path, host_slots=48, identity=b"another model")

@@ -257,3 +257,22 @@ def test_closing_brings_to_disk_what_was_used_last(disk_blocks):
     spilled = [move.entry.token_ids for move in moves if isinstance(move, SpillBlock)]
     assert len(spilled) == len(set(spilled)) >= min(disk_blocks, 6)
     memory.check()
+
+
+def test_closing_stores_nothing_that_has_left_every_tier_meanwhile():
+    memory = Memory(num_blocks=1, host_slots=2, disk_blocks=3)
+    for letter in "xwv":
+        memory.cache(letter)
+        blocks, _ = memory.use(letter)
+        memory.pools.release(blocks)
+        memory.tiers.begin_step()
+    assert memory.disk.adopt(memory.keys("x")[0][0], 0, memory.find("x").nodes[0])
+    memory.cache("a")
+    memory.moves()
+    # Host: w, v. Disk: w, v, x. Bringing "a" there takes w's place in both, before it is w's turn.
+    memory.tiers.flush_to_disk()
+    moves = memory.moves()
+    assert [type(move) for move in moves] == [StoreBlock, DeleteFromDisk, SpillBlock]
+    assert moves[1].entry.key == memory.keys("w")[0][0] and moves[2].entry.token_ids == entry_tokens("a")
+    assert memory.find("w").nodes == []
+    memory.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 SMALL = {
     "01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 4, "CONCURRENCIES": (1, 32)},
     "02_quantization": {"NUM_WINDOWS": 1, "WINDOW": 32, "LAYERS": (0, 29)},
+    "03_kv_memory": {"NUM_REQUESTS": 600, "TURNS": 3, "LENGTHS": (16, 64, 128), "PROMPT_TOKENS": 256, "ANSWER_TOKENS": 16, "REPEATS": 1},
 }
 """Parameters of each notebook that make it short."""
 
@@ -90,6 +92,18 @@ async def test_quantization_runs(smollm2_path: Path) -> None:
     text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
     assert "the largest is" in text
     check_pictures(notebook, count=3)
+
+
+@pytest.mark.timeout(900)
+async def test_kv_memory_runs(smollm2_path: Path) -> None:
+    """Its own cells assert what must hold: which tier a prompt came from, that answers share blocks, that nothing is lost."""
+    notebook = with_parameters(jupytext.read(FOLDER / "03_kv_memory.ipynb"), SMALL["03_kv_memory"])
+    await execute(notebook, folder=FOLDER, timeout_seconds=600)
+    text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
+    shares = {name: float(percent) for percent, name in re.findall(r"([\d.]+) % \((\w+)\)", text)}
+    assert shares["max"] > shares["pow2"] > shares["oracle"] > 30
+    assert shares["paged"] < 4
+    check_pictures(notebook, count=7)
 
 
 def check_pictures(notebook: nbformat.NotebookNode, *, count: int) -> None:

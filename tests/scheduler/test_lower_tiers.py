@@ -86,14 +86,13 @@ def test_a_swapped_sequence_shares_what_the_device_still_has():
 
 def test_the_host_slots_of_a_swapped_sequence_come_free_when_the_device_had_everything():
     harness = Harness(num_blocks=(12,), block_size=1, preemption="swap", max_num_seqs=2, **tiers(20))
-    first = harness.add(make_request("first", 4, ignore_eos=True, max_tokens=8, min_tokens=8))[0]
-    harness.add(make_request("second", 4, ignore_eos=True, max_tokens=8))
-    while not harness.scheduler.num_preemptions:
-        harness.step()
-    assert harness.tiers.host[0].num_held > 0
-    harness.finish(first)
-    harness.step()
-    harness.step()
+    # Both generate the same, so that the first has a block for every token of the second.
+    _, second = (harness.add(make_request(name, PROMPT[:4], ignore_eos=True, max_tokens=8))[0] for name in ("first", "second"))
+    while not second.num_preemptions:
+        output = harness.step()
+    assert harness.scheduler.counters.num_preemptions_swap == 1 and harness.device.num_moves[StoreBlock] > 0
+    row = next(row for row in output.scheduled if row.seq_id == second.sequence.seq_id)  # It goes on at once, on shared blocks.
+    assert len(row.token_ids) == 1 and not output.fetches
     assert harness.tiers.host[0].num_held == 0
     harness.drain()
 
@@ -169,13 +168,14 @@ def test_a_fetch_is_cancelled_with_its_sequence(way):
     cancelled = []
     if way == "abort":
         harness.abort("again")
+        assert harness.scheduler.has_cancelled_fetches
         cancelled += harness.launch().cancelled_fetches
     else:
         while not record.num_preemptions:
             cancelled += harness.launch().cancelled_fetches
             while harness.in_flight:
                 harness.land()
-    assert cancelled == [fetch.ticket]
+    assert cancelled == [fetch.ticket] and not harness.scheduler.has_cancelled_fetches
     assert not harness.device.staged and harness.tiers.host[0].num_held == 0
     harness.drain()
     assert len(running.output) == 35 and len(record.output) == (0 if way == "abort" else 2)
@@ -240,3 +240,21 @@ def test_after_a_write_has_failed_nothing_more_goes_to_disk():
     harness.drain()
     assert evicted.ends and harness.device.num_moves[SpillBlock] == num_spilled
     assert len(harness.tiers.disk) == 0
+
+
+def test_the_picture_tells_states_and_holders_of_blocks():
+    harness = Harness(num_blocks=(14,), preemption="swap", max_num_seqs=2, **tiers(30))
+    first, second = preempted_pair(harness)
+    harness.add(make_request("third", 3))
+    picture = harness.scheduler.kv_map()
+    assert [(one.request_id, one.state) for one in picture.sequences] == [("first", "running"), ("second", "swapped"), ("third", "waiting")]
+    assert picture.sequences[0].block_ids == tuple(first.sequence.blocks.tables[0])
+    (group,) = picture.groups
+    held = {block_id for block_id, count in enumerate(group.holders, 1) if count}
+    assert held == set(first.sequence.blocks.tables[0])
+    assert sum(group.is_cached) >= len(first.tokens) // 4 - 1
+    assert (picture.host_slots_total, picture.host_slots_held) == (30, len(second.sequence.swapped.slots[0]))
+    harness.finish(first)
+    harness.launch()
+    assert harness.scheduler.kv_map().sequences[0].state == "fetching"
+    harness.drain()

@@ -224,9 +224,9 @@ async def test_while_its_answer_is_written(base: Engine, num_rounds: int, monkey
         for number in range(num_rounds):
             is_writing.clear()
             num_free = number % 3
-            # Enough for a first token; every write brings another.
+            # Enough for a first token; every write brings another, and shows it whether it is text or not.
             gate.close(num_steps=3)
-            async with server.asked([number, *range(30)], stream=True):
+            async with server.asked([number, *range(30)], stream=True, return_token_ids=True):
                 await asyncio.wait_for(is_writing.wait(), 60)
             gate.open()
             await server.complete(CANARY)

@@ -52,19 +52,39 @@ def test_jains_index() -> None:
 
 def test_fairness_counts_who_competes_for_a_whole_window() -> None:
     fairness = Fairness(10.0)
-    for user in ("ann", "bob", "cid"):
-        fairness.arrived(user)
-    fairness.serve("ann", 1000)
-    fairness.end_window(10.0)  # nobody was there at its start
-    assert fairness.index is None
+    fairness.arrived("ann", 0.0)
+    fairness.serve("ann", 1000)  # alone
+    fairness.arrived("bob", 5.0)  # a window begins
+    fairness.arrived("cid", 6.0)  # too late for it
+    assert fairness.window_end == 15
     fairness.serve("ann", 30)
+    fairness.serve("bob", 10)
+    fairness.serve("cid", 500)
+    fairness.end_window(15.0)
+    first = jain_index([30, 10])
+    assert fairness.index == pytest.approx(first)
+    fairness.serve("ann", 20)
     fairness.serve("bob", 10)
     fairness.serve("cid", 10)
     fairness.ended("cid")  # so that only ann and bob are there to its end
-    fairness.arrived("dan")
-    fairness.end_window(20.0)
-    assert fairness.index == pytest.approx(jain_index([30, 10]))
+    fairness.arrived("dan", 16.0)
+    fairness.end_window(25.0)
+    second = jain_index([20, 10])
+    assert fairness.index == pytest.approx((first + second) / 2)
     fairness.ended("dan")
     fairness.serve("ann", 7)
-    fairness.end_window(50.0)  # ann and bob for thirty seconds, in which bob got nothing
-    assert fairness.index == pytest.approx((10 * jain_index([30, 10]) + 30 * 0.5) / 40)
+    fairness.end_window(55.0)  # ann and bob for thirty seconds, in which bob got nothing
+    assert fairness.index == pytest.approx((10 * first + 10 * second + 30 * 0.5) / 50)
+    fairness.ended("bob")
+    fairness.end_window(65.0)
+    assert fairness.index == pytest.approx((10 * first + 10 * second + 30 * 0.5) / 50)
+
+
+def test_users_who_are_never_there_together_have_no_index() -> None:
+    fairness = Fairness(10.0)
+    for user in ("ann", "bob"):
+        fairness.arrived(user, 0.0)
+        fairness.serve(user, 5)
+        fairness.ended(user)
+    fairness.end_window(10.0)
+    assert fairness.index is None
