@@ -182,6 +182,7 @@ def draw(profiles: dict[str, tuple[list[Span], list[Span]]], path: Path, num_ste
     colours = {"schedule": "#4477aa", "launch": "#66ccee", "update": "#228833", WAIT: "#dddddd", "forward": "#ee6677", "sample": "#ccbb44"}
     labels = {WAIT: "wait for the tokens"}
     figure, axes = pyplot.subplots(2, 1, figsize=(11, 4), sharex=True, layout="constrained")
+    longest = 0.0
     for axis, setting in zip(axes, ("off", "on"), strict=True):
         host, programs = profiles[setting]
         forwards = [span.begin for span in programs if "forward" in span.name]
@@ -195,8 +196,9 @@ def draw(profiles: dict[str, tuple[list[Span], list[Span]]], path: Path, num_ste
                         lane, span.end - span.begin, left=span.begin - begin, height=0.7, color=colours[name], label=labels.get(name, name)
                     )
         axis.set_yticks([0, 1], ["device", "host"])
-        axis.set_xlim(0, max(axis.get_xlim()[1], end - begin) if axis is axes[1] else end - begin)
+        longest = max(longest, end - begin)
         axis.set_title(f"--async-scheduling {setting}: {num_steps} steps in {end - begin:.1f} ms", loc="left")
+    axes[1].set_xlim(0, longest)
     axes[1].set_xlabel("milliseconds")
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", frameon=False)

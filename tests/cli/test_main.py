@@ -97,7 +97,7 @@ def test_a_model_that_is_not_there_is_a_config_or_checkpoint_error() -> None:
         (["generate", "--prompt", "x", "--dtype", "int7"], 2, "int7"),
         (["generate", "--prompt", "x", "--block-size", "12"], 1, "power of two, got 12"),
         (["generate", "--prompt", "x", "--temperature", "nan"], 1, "temperature"),
-        (["generate", "--prompt", "x", "--prefix-caching", "on"], 1, "--prefix-caching"),
+        (["generate", "--prompt", "x", "--preemption", "swap", "--host-kv-bytes", "0"], 1, "--preemption"),
         (["generate", "--prompt", "x", "--system", "be brief"], 1, "--chat"),
         (["generate"], 1, "no prompt"),
         (["generate", "--prompt", "x", "--model", "/nowhere/model.gguf"], 1, "/nowhere/model.gguf"),
