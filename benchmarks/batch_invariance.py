@@ -34,7 +34,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     llms = {
-        setting: LLM(model="smollm2-135m", quantization=args.quantization, batch_invariant=setting, max_model_len=512, num_kv_blocks=512)
+        setting: LLM(
+            model="smollm2-135m",
+            quantization=args.quantization,
+            batch_invariant=setting,
+            max_model_len=512,
+            num_kv_blocks=512,
+            prefix_caching="off",
+        )
         for setting in ("on", "off")
     }
     speeds: dict[str, dict[int, list[float]]] = {setting: {count: [] for count in SEQUENCES} for setting in llms}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=bench.scratch) as folder:
         disk = {"prefix_caching": "on", "disk_kv_path": Path(folder), "disk_kv_bytes": 2**30}
-        llm = bench.start(SMALL_POOL, **disk)
+        llm, stated = start(bench, **disk)
         ids = text_ids(llm, count * PROMPT_TOKENS)
         prompts = [ids[index * PROMPT_TOKENS : (index + 1) * PROMPT_TOKENS] for index in range(count)]
         seconds["cold"] = first_tokens(llm, prompts, None)
@@ -55,12 +56,11 @@ def measure(bench: Bench) -> dict[str, Any]:
         seconds["device"] = first_tokens(llm, prompts, "device")
         evict(llm)
         seconds["host"] = first_tokens(llm, prompts, "host")
-        stated = llm.engine.scheduler.tiers.limits.min_fetch_tokens
         llm.close()
         for name in ("disk", "disk_in_page_cache"):
             if name == "disk":
                 drop_page_cache(Path(folder))
-            llm = bench.start(SMALL_POOL, **disk)
+            llm, _ = start(bench, **disk)
             seconds[name] = first_tokens(llm, prompts, "disk")
             llm.close()
     medians = {name: median(values) for name, values in seconds.items()}
@@ -74,9 +74,19 @@ def measure(bench: Bench) -> dict[str, Any]:
         "stated_min_fetch_tokens": stated,
         "holds": {
             "device before host before disk before cold": medians["device"] < medians["host"] < medians["disk"] < medians["cold"],
+            "the engine would fetch this prompt": stated is not None and stated <= PROMPT_TOKENS,
             "nothing is faster than its floor": all(medians[name] >= floors[name] for name in ("cold", "device", "host", "disk")),
         },
     }
+
+
+def start(bench: Bench, **options: Any) -> tuple[LLM, int | None]:
+    """An engine that fetches whatever is there, and from which length on it would have."""
+    llm = bench.start(SMALL_POOL, **options)
+    tiers = llm.engine.scheduler.tiers
+    stated = tiers.limits.min_fetch_tokens
+    tiers.limits = replace(tiers.limits, min_fetch_tokens=0)
+    return llm, stated
 
 
 def first_tokens(llm: LLM, prompts: list[list[int]], tier: str | None) -> list[float]:

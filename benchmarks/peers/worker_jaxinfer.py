@@ -14,7 +14,7 @@ import jaxinfer
 class JaxInfer:
     def __init__(self, load: Load):
         self._params = jaxinfer.SamplingParams(temperature=0.0, ignore_eos=True)
-        options = {"quantization": sys.argv[1], "dtype": "float32", "max_num_seqs": load.max_sequences}
+        options = {"quantization": sys.argv[1], "dtype": "float32", "max_num_seqs": load.max_sequences, "prefix_caching": "off"}
         self._llm = jaxinfer.LLM(model=load.model, max_model_len=load.max_length, show_progress=False, **options)
         self.versions = {"jaxinfer": jaxinfer.__version__, "jax": jax.__version__}
         self.settings = {"weights": {"none": "float32"}.get(sys.argv[1], sys.argv[1]), **options}

@@ -43,11 +43,11 @@ def summarise(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def random_prompts(vocab_size: int, num_prompts: int, num_tokens: int) -> list[list[int]]:
-    """Prompts of random token ids, the same ones each time."""
+def random_prompts(vocab_size: int, num_prompts: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Prompts of random token ids, others for each seed: equal ones would be found in the prefix cache."""
     import numpy as np
 
-    return np.random.default_rng(0).integers(0, vocab_size, (num_prompts, num_tokens)).tolist()
+    return np.random.default_rng(seed).integers(0, vocab_size, (num_prompts, num_tokens)).tolist()
 
 
 def measure_latency(llm: LLM, options: LatencyOptions, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
@@ -56,10 +56,10 @@ def measure_latency(llm: LLM, options: LatencyOptions, *, clock: Callable[[], fl
     Raises:
         RequestError: when a prompt with its answer does not fit into the context.
     """
-    prompts = random_prompts(llm.description.vocab_size, options.batch_size, options.input_len)
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
     seconds = []
-    for _ in range(options.num_warmup + options.num_iters):
+    for seed in range(options.num_warmup + options.num_iters):
+        prompts = random_prompts(llm.description.vocab_size, options.batch_size, options.input_len, seed)
         started = clock()
         llm.generate(prompts, params, show_progress=False)
         seconds.append(clock() - started)

@@ -167,7 +167,10 @@ class BatchRun:
         for index, (request, max_tokens) in enumerate(group):
             request_id = RequestId(f"{self._what}-{group_index}-{index}")
             params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-            self._engine.add_request(GenerationRequest(request_id=request_id, prompt_token_ids=request.prompt_token_ids, params=params))
+            # The runs have the same prompts: a salt of its own keeps each from the other's cached prefixes.
+            self._engine.add_request(
+                GenerationRequest(request_id=request_id, prompt_token_ids=request.prompt_token_ids, params=params, cache_salt=self._what)
+            )
             self._missing[request_id] = request.num_output_tokens
 
     def _step(self) -> None:

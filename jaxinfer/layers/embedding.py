@@ -54,4 +54,6 @@ def _reduced_rows(token_ids: Int32[Array, "T"], table: object) -> Float[Array, "
 
 def _gathered_logits(x: Float[Array, "M E"], table: object) -> Float32[Array, "M V"]:
     logits = quant.matmul(x, table).astype(jnp.float32)
+    if lax.axis_size(sharding.TENSOR) == 1:
+        return logits  # XLA copies them in a gather of one
     return lax.all_gather(logits, sharding.TENSOR, axis=1, tiled=True)

@@ -58,9 +58,10 @@ def test_latency_leaves_the_warmup_out() -> None:
     assert all(params.ignore_eos and params.is_greedy for params in llm.params)
 
 
-def test_prompts_are_the_same_each_time_and_inside_the_vocabulary() -> None:
-    prompts = random_prompts(7, 20, 30)
-    assert prompts == random_prompts(7, 20, 30)
+def test_prompts_are_the_same_for_a_seed_and_inside_the_vocabulary() -> None:
+    prompts = random_prompts(7, 20, 30, seed=3)
+    assert prompts == random_prompts(7, 20, 30, seed=3)
+    assert not set(map(tuple, prompts)) & set(map(tuple, random_prompts(7, 20, 30, seed=4)))
     assert {len(prompt) for prompt in prompts} == {30}
     assert {token for prompt in prompts for token in prompt} == set(range(7))
     assert prompts[0] != prompts[1]
