@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 
 from jaxinfer.config import PreemptionMode, SchedulerConfig
 from jaxinfer.errors import ConfigError, RequestError
 from jaxinfer.kv.kv_map import KVMap, draw_map
+from jaxinfer.kv.prefix_cache import PrefixCache
+from jaxinfer.kv.swap import release_swapped, swap_out
 from jaxinfer.kv.tables import GroupedPools
-from jaxinfer.kv.tiers import FetchTarget, KVCounters, KVTiers, PendingFetch, PrefixHit
+from jaxinfer.kv.tiers import FetchTarget, KVCounters, KVTiers, PendingFetch
 from jaxinfer.messages import (
     NO_POSITIONS,
     BlockMove,
@@ -30,22 +31,10 @@ from jaxinfer.messages import (
 )
 from jaxinfer.request import FinishReason, GenerationRequest, RequestId, RequestStatus
 from jaxinfer.sequence import Sequence
+from jaxinfer.starting_points import Start, StartingPoints
 from jaxinfer.waiting_queue import make_queue
 
 _order = attrgetter("order")
-
-
-@dataclass(slots=True)
-class _Start:
-    """Where a waiting sequence would begin, and what that takes."""
-
-    num_tokens: int
-    reused: list[int]
-    """Device blocks per group that need not be allocated."""
-    claimed: list[int]
-    """Those among them that count as available now."""
-    hit: PrefixHit | None = None
-    leader: Sequence | None = None
 
 
 class Scheduler:
@@ -75,6 +64,8 @@ class Scheduler:
         self.pools = pools
         self.tiers = tiers or KVTiers(pools)
         self.preemption = preemption
+        self._prefixes = PrefixCache(self.tiers) if self.tiers.index is not None else None
+        self._starting_points = StartingPoints(self.tiers, self._prefixes)
         self.max_num_logit_rows = max_num_logit_rows
         self.max_seq_tokens = min(max_model_len, pools.max_seq_tokens or max_model_len)
         """Most tokens of one sequence, prompt and output: what the context and the pools with nobody else in them hold.
@@ -374,7 +365,7 @@ class Scheduler:
                 return
 
     def _admit(self, seq: Sequence, output: SchedulerOutput, promised: list[int]) -> bool:
-        start = self._start(seq)
+        start = self._starting_points.best(seq, self._relatives(seq))
         if not self._is_admissible(seq, start, promised):
             return False
         seq.num_computed_tokens = start.num_tokens
@@ -387,7 +378,7 @@ class Scheduler:
         seq.slot = self._free_slots.pop()
         seq.is_new_in_slot = True
         insort(self._running, seq, key=_order)
-        targets = self._take_blocks(seq, start)
+        targets = self._starting_points.take(seq, start)
         if targets:
             self._fetch(seq, targets, output)
         else:
@@ -396,59 +387,12 @@ class Scheduler:
         self._add_promise(seq, promised)
         return True
 
-    def _start(self, seq: Sequence) -> _Start:
-        """The best point to begin at: swapped blocks, a running relative's, or a cached prefix."""
-        if seq.swapped is not None:
-            reused, claimed = self.tiers.still_on_device(seq.swapped, seq.nodes)
-            return _Start(seq.swapped.num_tokens, reused, claimed)
-        size = self.pools.block_size
-        # The last token is always computed: its logits are wanted. So are those of a prompt whose log-probabilities are.
-        most = len(seq.token_ids) - 1
-        if seq.num_prompt_logprobs_done < seq.num_prompt_tokens - 1:
-            most = min(most, seq.num_prompt_logprobs_done)
-        hit = None
-        if self.tiers.index is not None and seq.root is not None:
-            count = most // size
-            self.tiers.index.extend_keys(seq.block_keys, seq.root, seq.token_ids, count)
-            hit = self.tiers.find(seq.root, seq.block_keys[:count])
-        num_hit = len(hit.nodes) * size if hit is not None else 0
-        leader, num_shared = self._fork_source(seq, most)
-        if leader is not None and num_shared > num_hit:
-            reused = [num_shared // size - first for first in leader.blocks.num_dropped]
-            return _Start(num_shared, reused, [0] * len(reused), leader=leader)
-        none = [0] * len(self.pools.pools)
-        return _Start(num_hit, hit.num_on_device, hit.claimed, hit=hit) if hit is not None else _Start(0, none, none)
-
-    def _fork_source(self, seq: Sequence, most: int) -> tuple[Sequence | None, int]:
-        """A running sequence whose blocks this one may share, and how many of its tokens; at most `most`."""
-        relatives = self._requests[seq.request_id] if len(self._requests[seq.request_id]) > 1 else ()
+    def _relatives(self, seq: Sequence) -> Collection[Sequence]:
+        """The sequences whose blocks it may share before they are cached: its request's, or the one it was forked from."""
         if seq.fork_of is not None:
-            relatives = [one for one in self._requests.get(seq.fork_of, ()) if one.index == seq.fork_index]
-        for leader in relatives:
-            if leader is seq or leader.slot is None or leader.fetch is not None or leader.cache_salt != seq.cache_salt:
-                continue
-            num_shared = _num_common(leader.token_ids, seq.token_ids, min(most, leader.num_computed_tokens))
-            tail = num_shared % self.pools.block_size
-            if tail and num_shared > leader.num_launched_tokens:
-                # The last block is copied before this step writes to it: only what is there by then counts.
-                num_shared = max(num_shared - tail, min(num_shared, leader.num_launched_tokens))
-            needs = [self.pools.first_needed(group, num_shared) for group in range(len(self.pools.pools))]
-            if all(first <= need for first, need in zip(leader.blocks.num_dropped, needs, strict=True)):
-                return leader, num_shared
-        return None, 0
-
-    def _take_blocks(self, seq: Sequence, start: _Start) -> list[FetchTarget]:
-        """Fill a sequence's tables as `_start` found; returns what has to be fetched for that."""
-        if seq.swapped is not None:
-            return self.tiers.swap_in(seq.swapped, seq.nodes, seq.blocks)
-        if start.leader is not None:
-            self.tiers.share_tables(start.leader.blocks, seq.blocks, start.num_tokens)
-            seq.nodes = start.leader.nodes[: start.num_tokens // self.pools.block_size]
-            self.counters.num_hit_tokens_device += start.num_tokens
-        elif start.hit is not None:
-            seq.nodes = list(start.hit.nodes)
-            return self.tiers.claim(start.hit, seq.blocks)
-        return []
+            return [one for one in self._requests.get(seq.fork_of, ()) if one.index == seq.fork_index]
+        siblings = self._requests[seq.request_id]
+        return siblings if len(siblings) > 1 else ()
 
     def _fetch(self, seq: Sequence, targets: list[FetchTarget], output: SchedulerOutput) -> None:
         ticket = self._next_ticket
@@ -458,7 +402,7 @@ class Scheduler:
         self._fetching[ticket] = seq
         output.fetches.append(Fetch(ticket, tuple(target.source for target in targets)))
 
-    def _is_admissible(self, seq: Sequence, start: _Start, promised: list[int]) -> bool:
+    def _is_admissible(self, seq: Sequence, start: Start, promised: list[int]) -> bool:
         if not self._running:
             return True
         num_running = len(self._running)
@@ -557,12 +501,12 @@ class Scheduler:
     def _publish(self, seq: Sequence) -> None:
         """Make its full blocks findable. Steps run in order, so those of a step that is only planned count already."""
         size = self.pools.block_size
-        if seq.root is None or self.tiers.index is None:
+        if seq.root is None or self.tiers.index is None or self._prefixes is None:
             return
         num_full = min(seq.num_computed_tokens, len(seq.token_ids)) // size
         if num_full > len(seq.nodes):
             self.tiers.index.extend_keys(seq.block_keys, seq.root, seq.token_ids, num_full)
-            self.tiers.publish(seq.nodes, seq.root, seq.block_keys, num_full, seq.blocks)
+            self._prefixes.publish(seq.nodes, seq.root, seq.block_keys, num_full, seq.blocks)
         seq.next_publish = (len(seq.nodes) + 1) * size
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
@@ -574,7 +518,7 @@ class Scheduler:
             self._cancel_fetch(seq)
             num_computed = 0  # Nothing yet: what it waited for stays where it is.
         elif self._prefers_swap(num_computed):
-            seq.swapped = self.tiers.swap_out(seq.blocks, seq.nodes, num_computed)
+            seq.swapped = swap_out(self.tiers, seq.blocks, seq.nodes, num_computed)
         if seq.swapped is not None:
             self.counters.num_preemptions_swap += 1
         else:
@@ -635,7 +579,7 @@ class Scheduler:
 
     def _release_swapped(self, seq: Sequence) -> None:
         if seq.swapped is not None:
-            self.tiers.release_swapped(seq.swapped)
+            release_swapped(self.tiers, seq.swapped)
             seq.swapped = None
 
     def _leave_running(self, seq: Sequence) -> None:
@@ -644,11 +588,3 @@ class Scheduler:
         self._free_slots.append(seq.slot)
         seq.slot = None
         del self._running[bisect_left(self._running, seq.order, key=_order)]
-
-
-def _num_common(first: list[int], second: list[int], most: int) -> int:
-    """Tokens that two lists have in common at their beginnings, at most `most`."""
-    most = min(most, len(first), len(second))
-    if first[:most] == second[:most]:
-        return most
-    return next(index for index in range(most) if first[index] != second[index])

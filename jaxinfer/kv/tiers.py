@@ -7,14 +7,13 @@ the order in which they must happen, and whoever computes the step carries them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from jaxinfer.kv.block_pool import BlockPool
 from jaxinfer.kv.disk_index import DiskIndex
-from jaxinfer.kv.groups import ceil_div
-from jaxinfer.kv.prefix import BlockKey, PrefixIndex, PrefixNode, PrefixRoot
+from jaxinfer.kv.prefix import PrefixIndex, PrefixNode, PrefixRoot
 from jaxinfer.kv.tables import BlockTables, GroupedPools
 from jaxinfer.messages import BlockMove, CopyBlock, DeleteFromDisk, DiskEntry, HostSource, LoadBlock, SpillBlock, StoreBlock
 
@@ -41,25 +40,13 @@ class TierLimits:
     """How much the lower tiers hold, and from which length they are used.
 
     `host_slots[g]`: blocks of group g in host memory; empty: no host tier. `block_bytes[g]`: bytes of one block.
-    `min_swap_tokens` and `min_fetch_tokens`: fewer tokens are computed again faster than they are copied; None: always.
+    `min_swap_tokens` and `min_fetch_tokens`: fewer tokens are computed again faster than they are copied; None: copying never pays.
     """
 
     host_slots: tuple[int, ...] = ()
     block_bytes: tuple[int, ...] = ()
     min_swap_tokens: int | None = 0
     min_fetch_tokens: int | None = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """A cached prefix: `nodes` from the first block on, some of them not on the device."""
-
-    nodes: list[PrefixNode]
-    claimed: list[int]
-    """Device blocks per group that using it takes from what is available, beside those that must be allocated."""
-    num_on_device: list[int]
-    num_fetched: int
-    """Blocks, over all groups, that must come from a lower tier."""
 
 
 @dataclass(slots=True)
@@ -111,10 +98,9 @@ class KVTiers:
         self.counters = KVCounters()
         self.moves: list[BlockMove] = []
         """What has to happen before the next step's rows are computed, in order."""
-        self._groups = range(len(pools.pools))
-        self._keeps_all = [group for group in self._groups if pools.groups[group].window is None]
-        self._writes_to_disk = disk is not None
-        self._used_again: list[list[PrefixNode]] = []
+        self.group_ids = range(len(pools.pools))
+        self.writes_to_disk = disk is not None
+        self.used_again: list[list[PrefixNode]] = []
         for group, pool in enumerate(pools.pools):
             pool.on_evict = partial(self._leave_device, group)
         for group, pool in enumerate(self.host):
@@ -125,77 +111,17 @@ class KVTiers:
 
         Now and not when it was found: then it may not have been computed yet.
         """
-        for nodes in self._used_again:
+        for nodes in self.used_again:
             for node in nodes:
-                for group in self._groups:
+                for group in self.group_ids:
                     if (node.block_ids[group] or node.host_slots[group]) and not node.on_disk >> group & 1:
                         self._copy_to_disk(node, group, node.block_ids[group])
-        self._used_again.clear()
+        self.used_again.clear()
 
     def take_moves(self) -> list[BlockMove]:
         """The moves listed so far; they are the caller's now."""
         moves, self.moves = self.moves, []
         return moves
-
-    # ---- cached prefixes -------------------------------------------------------------------------------------------
-
-    def find(self, root: PrefixNode, keys: Sequence[BlockKey]) -> PrefixHit:
-        """The longest prefix, in whole blocks of `keys`, of which every group has what tokens behind it may still see."""
-        nodes = self._chain(root, keys)
-        count = self._longest_visible(nodes)
-        hit = self._hit(nodes[:count])
-        if hit.num_fetched:
-            num_on_device = self._longest_visible(nodes[: self._leading_on_device(nodes)], _is_on_device)
-            num_fetched_tokens = (count - num_on_device) * self.pools.block_size
-            if self.limits.min_fetch_tokens is None or num_fetched_tokens < self.limits.min_fetch_tokens:
-                hit = self._hit(nodes[:num_on_device])
-        return hit
-
-    def claim(self, hit: PrefixHit, blocks: BlockTables) -> list[FetchTarget]:
-        """Fill empty tables with a hit's blocks, allocating those that must be fetched; whoever asks made sure they fit.
-
-        Returns where the fetched ones go; their host slots are pinned.
-        """
-        num_tokens = len(hit.nodes) * self.pools.block_size
-        targets: list[FetchTarget] = []
-        # All that is there is held before anything is allocated, which may evict it.
-        for group in self._groups:
-            first = self.pools.first_needed(group, num_tokens)
-            blocks.num_dropped[group] = first
-            blocks.tables[group] = [0] * first
-            for node in hit.nodes[first:]:
-                if node.block_ids[group]:
-                    self.pools.pools[group].share((node.block_ids[group],))
-                elif node.host_slots[group]:
-                    self.host[group].share((node.host_slots[group],))
-        for group in self._groups:
-            for node in hit.nodes[blocks.num_dropped[group] :]:
-                block_id = node.block_ids[group]
-                if not block_id:
-                    allocated = self.pools.pools[group].allocate(1)
-                    assert allocated is not None, "a hit was claimed that does not fit"
-                    block_id = allocated[0]
-                    targets.append(FetchTarget(group, block_id, self._source(node, group), node))
-                blocks.tables[group].append(block_id)
-        blocks.num_positions = num_tokens
-        num_fetched = sum(target.group == 0 for target in targets)
-        self.counters.num_hit_tokens_device += num_tokens - num_fetched * self.pools.block_size
-        if self._writes_to_disk:
-            self._used_again.append(hit.nodes)
-        return targets
-
-    def publish(self, nodes: list[PrefixNode], root: PrefixNode, keys: Sequence[BlockKey], count: int, blocks: BlockTables) -> None:
-        """Make a sequence's first `count` blocks, which are full, findable; `nodes` are those published before, and grow."""
-        assert self.index is not None
-        while nodes and not nodes[-1].is_indexed:
-            nodes.pop()  # Forgotten while another block stood for it; this sequence still has its own.
-        for position in range(len(nodes), count):
-            parent = nodes[-1] if nodes else root
-            key, tokens = keys[position]
-            node = self.index.find(parent, key, tokens) or self.index.insert(parent, key, tokens)
-            nodes.append(node)
-            for group in self._groups:
-                self._settle(node, group, blocks.tables[group][position])
 
     def share_tables(self, source: BlockTables, target: BlockTables, num_tokens: int) -> None:
         """Give an empty table the blocks of another one below `num_tokens`; the last, if only partly filled, is copied."""
@@ -214,72 +140,6 @@ class KVTiers:
                 self.moves.append(CopyBlock(group, source.tables[group][num_full], copy[0]))
         target.num_positions = len(target.tables[0]) * size
 
-    # ---- swap ------------------------------------------------------------------------------------------------------
-
-    def swap_out(self, blocks: BlockTables, nodes: Sequence[PrefixNode], num_tokens: int) -> SwappedBlocks | None:
-        """Copy a sequence's blocks to host slots that it holds from then on; None, and nothing done, where they are too few."""
-        if not self.host:
-            return None
-        num_blocks = ceil_div(num_tokens, self.pools.block_size)
-        first = list(blocks.num_dropped)
-        shared = [[self._host_slot(nodes, group, position) for position in range(first[group], num_blocks)] for group in self._groups]
-        for group, slots in enumerate(shared):
-            self.host[group].share(slot for slot in slots if slot)
-        if any(slots.count(0) > pool.num_available for slots, pool in zip(shared, self.host, strict=True)):
-            for group, slots in enumerate(shared):
-                self.host[group].release([slot for slot in slots if slot])
-            return None
-        for group, slots in enumerate(shared):
-            for offset, slot in enumerate(slots):
-                if not slot:
-                    slots[offset] = self._store(group, blocks.tables[group][first[group] + offset])
-                    self.counters.num_swapped_out_bytes += self._block_bytes(group)
-                    position = first[group] + offset
-                    if position < len(nodes) and nodes[position].is_indexed and not nodes[position].host_slots[group]:
-                        nodes[position].host_slots[group] = slots[offset]
-                        self.host[group].keep(slots[offset], nodes[position])
-        return SwappedBlocks(first, shared, num_tokens)
-
-    def still_on_device(self, swapped: SwappedBlocks, nodes: Sequence[PrefixNode]) -> tuple[list[int], list[int]]:
-        """Blocks per group of a swapped sequence that the device still has, and those among them that nobody holds."""
-        reused, claimed = [], []
-        for group, pool in enumerate(self.pools.pools):
-            first, count = swapped.first[group], len(swapped.slots[group])
-            there = [node.block_ids[group] for node in nodes[first : first + count] if node.block_ids[group]]
-            reused.append(len(there))
-            claimed.append(sum(not pool.is_held(block_id) for block_id in there))
-        return reused, claimed
-
-    def swap_in(self, swapped: SwappedBlocks, nodes: Sequence[PrefixNode], blocks: BlockTables) -> list[FetchTarget]:
-        """Fill empty tables for a swapped sequence; what the device still has is shared. Its host slots stay held."""
-        targets: list[FetchTarget] = []
-        for group in self._groups:
-            first = swapped.first[group]
-            blocks.num_dropped[group] = first
-            blocks.tables[group] = [0] * first
-            for position in range(first, first + len(swapped.slots[group])):
-                block_id = nodes[position].block_ids[group] if position < len(nodes) else 0
-                if block_id:
-                    self.pools.pools[group].share((block_id,))
-                blocks.tables[group].append(block_id)
-        for group in self._groups:
-            first, table = swapped.first[group], blocks.tables[group]
-            for offset, slot in enumerate(swapped.slots[group]):
-                position = first + offset
-                if not table[position]:
-                    allocated = self.pools.pools[group].allocate(1)
-                    assert allocated is not None, "a swapped sequence was admitted that does not fit"
-                    table[position] = allocated[0]
-                    node = nodes[position] if position < len(nodes) else None
-                    targets.append(FetchTarget(group, allocated[0], HostSource(group, slot), node))
-        blocks.num_positions = len(blocks.tables[0]) * self.pools.block_size
-        return targets
-
-    def release_swapped(self, swapped: SwappedBlocks) -> None:
-        """Give up the host slots of a sequence that came back or has ended."""
-        for group, slots in enumerate(swapped.slots):
-            self.host[group].release(slots)
-
     # ---- fetches ---------------------------------------------------------------------------------------------------
 
     def pin(self, targets: Sequence[FetchTarget]) -> list[tuple[int, int]]:
@@ -296,18 +156,18 @@ class KVTiers:
         for index, target in enumerate(fetch.targets):
             self.moves.append(LoadBlock(fetch.ticket, index, target.group, target.block_id))
             if is_swap:
-                self.counters.num_swapped_in_bytes += self._block_bytes(target.group)
+                self.counters.num_swapped_in_bytes += self.block_bytes(target.group)
             elif target.group == 0:
                 is_host = isinstance(target.source, HostSource)
                 self.counters.num_hit_tokens_host += self.pools.block_size * is_host
                 self.counters.num_hit_tokens_disk += self.pools.block_size * (not is_host)
             if target.node is not None:
-                self._settle(target.node, target.group, target.block_id)
+                self.settle(target.node, target.group, target.block_id)
 
     def forget_on_disk(self, entries: Iterable[DiskEntry], *, is_write: bool = False) -> None:
         """The disk does not have these after all; after a failed write (`is_write`) nothing more is sent there."""
         assert self.disk is not None
-        self._writes_to_disk &= not is_write
+        self.writes_to_disk &= not is_write
         for entry in entries:
             self.counters.num_disk_faults += 1
             node = self.disk.remove(entry.key, entry.group)
@@ -316,14 +176,14 @@ class KVTiers:
 
     def flush_to_disk(self) -> None:
         """List what brings the most recently used cached blocks to disk, as many as it holds; for when the engine closes."""
-        if self.disk is None or not self._writes_to_disk:
+        if self.disk is None or not self.writes_to_disk:
             return
         room = self.disk.max_bytes
-        for group in self._groups:
+        for group in self.group_ids:
             blocks = [(self.pools.pools[group].content(block), block) for block in reversed(self.pools.pools[group].cached())]
             hosted = [(self.host[group].content(slot), 0) for slot in reversed(self.host[group].cached())]
             for node, block_id in [*blocks, *hosted]:
-                room -= self._block_bytes(group)
+                room -= self.block_bytes(group)
                 if room < 0:
                     return
                 # It may have left the host for the sake of an earlier one, and even the disk again.
@@ -337,7 +197,7 @@ class KVTiers:
             pool.check([*(one.slots[group] for one in swapped), pinned])
         if self.index is not None:
             self.index.check()
-        for group in self._groups:
+        for group in self.group_ids:
             for tier, name in ((self.pools.pools, "block_ids"), (self.host, "host_slots")):
                 if tier:
                     pool = tier[group]
@@ -347,65 +207,10 @@ class KVTiers:
                             f"{name}: a node lies elsewhere or cannot be found"
                         )
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- between the tiers ------------------------------------------------------------------------------------------
 
-    def _chain(self, root: PrefixNode, keys: Sequence[BlockKey]) -> list[PrefixNode]:
-        """Nodes from the first block on, as far as the groups that keep everything have them."""
-        if self.index is None:
-            return []
-        nodes, node = [], root
-        for key, tokens in keys:
-            child = self.index.find(node, key, tokens)
-            if self.disk is not None and self.disk.has_any(key):
-                child = child or self.index.insert(node, key, tokens)
-                self._note_disk(child)
-            if child is None:
-                break
-            if child.is_nowhere or not all(child.is_somewhere(group) for group in self._keeps_all):
-                self._prune(child)
-                break
-            nodes.append(child)
-            node = child
-        return nodes
-
-    def _note_disk(self, node: PrefixNode) -> None:
-        assert self.disk is not None
-        for group in self._groups:
-            if not node.on_disk >> group & 1 and self.disk.adopt(node.key, group, node):
-                node.on_disk |= 1 << group
-
-    def _longest_visible(self, nodes: Sequence[PrefixNode], is_there: Callable[[PrefixNode, int], object] = PrefixNode.is_somewhere) -> int:
-        """The most leading nodes behind which every window group has all that its window still sees."""
-        count = len(nodes)
-        for group in self._groups if self.pools.has_windows else ():
-            if self.pools.groups[group].window is None:
-                continue
-            runs, run = [0], 0
-            for node in nodes:
-                run = run + 1 if is_there(node, group) else 0
-                runs.append(run)
-            while count and runs[count] < count - self.pools.first_needed(group, count * self.pools.block_size):
-                count -= 1
-        return count
-
-    def _leading_on_device(self, nodes: Sequence[PrefixNode]) -> int:
-        for count, node in enumerate(nodes):
-            if not all(node.block_ids[group] for group in self._keeps_all):
-                return count
-        return len(nodes)
-
-    def _hit(self, nodes: list[PrefixNode]) -> PrefixHit:
-        claimed, on_device, num_fetched = [], [], 0
-        num_tokens = len(nodes) * self.pools.block_size
-        for group, pool in enumerate(self.pools.pools):
-            block_ids = [node.block_ids[group] for node in nodes[self.pools.first_needed(group, num_tokens) :]]
-            there = [block_id for block_id in block_ids if block_id]
-            claimed.append(sum(not pool.is_held(block_id) for block_id in there))
-            on_device.append(len(there))
-            num_fetched += len(block_ids) - len(there)
-        return PrefixHit(nodes, claimed, on_device, num_fetched)
-
-    def _source(self, node: PrefixNode, group: int) -> HostSource | DiskEntry:
+    def source(self, node: PrefixNode, group: int) -> HostSource | DiskEntry:
+        """Where below the device a node's block of one group is to be had."""
         return HostSource(group, node.host_slots[group]) if node.host_slots[group] else self._entry(node, group)
 
     def _entry(self, node: PrefixNode, group: int) -> DiskEntry:
@@ -413,19 +218,17 @@ class KVTiers:
         assert isinstance(root, PrefixRoot)
         return DiskEntry(node.key, group, node.prefix(), root.namespace)
 
-    def _settle(self, node: PrefixNode, group: int, block_id: int) -> None:
+    def settle(self, node: PrefixNode, group: int, block_id: int) -> None:
         """Note that a held block has a node's content, unless another block has it already or nobody can find the node."""
         if block_id and node.is_indexed and not node.block_ids[group]:
             node.block_ids[group] = block_id
             self.pools.pools[group].keep(block_id, node)
 
-    def _host_slot(self, nodes: Sequence[PrefixNode], group: int, position: int) -> int:
-        return nodes[position].host_slots[group] if position < len(nodes) else 0
-
-    def _block_bytes(self, group: int) -> int:
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of a group; 0 where nobody has said."""
         return self.limits.block_bytes[group] if self.limits.block_bytes else 0
 
-    def _store(self, group: int, block_id: int) -> int:
+    def store(self, group: int, block_id: int) -> int:
         """Copy a device block to a host slot, which the caller holds; there must be one to be had."""
         slots = self.host[group].allocate(1)
         assert slots is not None
@@ -437,10 +240,10 @@ class KVTiers:
         if self.host and not node.host_slots[group] and self.host[group].num_available:
             self._keep_on_host(node, group, block_id)
         node.block_ids[group] = 0  # Only now: making room for it on the host must not forget it meanwhile.
-        self._prune(node)
+        self.prune(node)
 
     def _keep_on_host(self, node: PrefixNode, group: int, block_id: int) -> None:
-        slot = self._store(group, block_id)
+        slot = self.store(group, block_id)
         node.host_slots[group] = slot
         self.host[group].keep(slot, node)
         self.host[group].release((slot,))
@@ -449,16 +252,16 @@ class KVTiers:
         if not node.on_disk >> group & 1:
             self._spill(node, group, slot)
         node.host_slots[group] = 0
-        self._prune(node)
+        self.prune(node)
 
     def _spill(self, node: PrefixNode, group: int, slot: int) -> None:
         """List the move from a host slot to disk, and what must go there for it."""
-        if self.disk is None or not self._writes_to_disk:
+        if self.disk is None or not self.writes_to_disk:
             return
         other = self.disk.remove(node.key, group)
         if other is not None:  # Another prefix with the same key: its file is overwritten.
             self._leave_disk(group, other)
-        evicted = self.disk.make_room(self._block_bytes(group))
+        evicted = self.disk.make_room(self.block_bytes(group))
         if evicted is None:
             return
         for key, old_group, old in evicted:
@@ -466,12 +269,12 @@ class KVTiers:
             if old is not None:
                 self._leave_disk(old_group, old)
         self.moves.append(SpillBlock(group, slot, self._entry(node, group)))
-        self.disk.add(node.key, group, self._block_bytes(group), node)
+        self.disk.add(node.key, group, self.block_bytes(group), node)
         node.on_disk |= 1 << group
 
     def _leave_disk(self, group: int, node: PrefixNode) -> None:
         node.on_disk &= ~(1 << group)
-        self._prune(node)
+        self.prune(node)
 
     def _copy_to_disk(self, node: PrefixNode, group: int, block_id: int) -> None:
         if not node.host_slots[group]:
@@ -480,13 +283,14 @@ class KVTiers:
             self._keep_on_host(node, group, block_id)
         self._spill(node, group, node.host_slots[group])
 
-    def _prune(self, node: PrefixNode) -> None:
+    def prune(self, node: PrefixNode) -> None:
+        """Forget a node that no tier has any more."""
         if self.index is not None:
             self.index.prune(node)
 
     def host_bytes(self) -> tuple[int, int]:
         """Bytes of the host tier that are used, and all of them."""
-        sizes = [self._block_bytes(group) for group in self._groups]
+        sizes = [self.block_bytes(group) for group in self.group_ids]
         used = sum(size * (pool.num_blocks - pool.num_free) for size, pool in zip(sizes, self.host, strict=False))
         return used, sum(size * pool.num_blocks for size, pool in zip(sizes, self.host, strict=False))
 
@@ -494,7 +298,3 @@ class KVTiers:
         """Nodes of cached host slots, for tests."""
         for pool in self.host:
             yield from (pool.content(slot) for slot in pool.cached())
-
-
-def _is_on_device(node: PrefixNode, group: int) -> bool:
-    return node.block_ids[group] != 0

@@ -7,6 +7,8 @@ import pytest
 from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
 from jaxinfer.kv.prefix import PrefixIndex
+from jaxinfer.kv.prefix_cache import PrefixCache
+from jaxinfer.kv.swap import release_swapped, swap_in, swap_out
 from jaxinfer.kv.tables import BlockTables, GroupedPools
 from jaxinfer.kv.tiers import KVTiers, PendingFetch, TierLimits
 from jaxinfer.messages import CopyBlock, DeleteFromDisk, DiskEntry, HostSource, LoadBlock, SpillBlock, StoreBlock
@@ -38,7 +40,7 @@ class Memory:
         blocks, nodes = self.pools.new_tables(), []
         self.pools.extend(blocks, SIZE * len(letters))
         keys = self.keys(letters)
-        self.tiers.publish(nodes, self.root, keys, len(keys), blocks)
+        PrefixCache(self.tiers).publish(nodes, self.root, keys, len(keys), blocks)
         return blocks, nodes
 
     def cache(self, letters: str) -> list:
@@ -47,12 +49,12 @@ class Memory:
         return nodes
 
     def find(self, letters: str):
-        return self.tiers.find(self.root, self.keys(letters))
+        return PrefixCache(self.tiers).find(self.root, self.keys(letters))
 
     def use(self, letters: str):
         """Whoever asks for these blocks and gets what there is; returns tables and targets."""
         blocks = self.pools.new_tables()
-        return blocks, self.tiers.claim(self.find(letters), blocks)
+        return blocks, PrefixCache(self.tiers).claim(self.find(letters), blocks)
 
     def check(self, *blocks: BlockTables, swapped=(), fetches=()) -> None:
         self.pools.check(blocks)
@@ -208,7 +210,7 @@ def test_a_window_group_needs_what_the_window_sees_and_no_more():
     # The dead ones were released first, so they go first; nothing behind them that needs them is found.
     assert set(lost) <= {0, 1, 2, 3}
     claimed = memory.pools.new_tables()
-    assert memory.tiers.claim(memory.find("abcdef"), claimed) == []
+    assert PrefixCache(memory.tiers).claim(memory.find("abcdef"), claimed) == []
     assert claimed.num_dropped == [0, 4] and claimed.tables[1][:4] == [0, 0, 0, 0]
     memory.check(other, claimed)
 
@@ -217,17 +219,17 @@ def test_swap_holds_its_slots_and_shares_those_of_cached_prefixes():
     memory = Memory(num_blocks=4, host_slots=3)
     blocks, nodes = memory.compute("abc")
     block_ids = list(blocks.tables[0])
-    swapped = memory.tiers.swap_out(blocks, nodes[:2], 5)
+    swapped = swap_out(memory.tiers, blocks, nodes[:2], 5)
     memory.pools.release(blocks)
     assert swapped.num_tokens == 5
     assert memory.moves() == [StoreBlock(0, block_id, slot) for block_id, slot in zip(block_ids, swapped.slots[0], strict=True)]
     assert [node.host_slots[0] for node in nodes] == [*swapped.slots[0][:2], 0]
     memory.check(swapped=[swapped])
-    assert memory.tiers.swap_out(blocks, [], 5) is None  # no slot is left
-    targets = memory.tiers.swap_in(swapped, nodes[:2], blocks)
+    assert swap_out(memory.tiers, blocks, [], 5) is None  # no slot is left
+    targets = swap_in(memory.tiers, swapped, nodes[:2], blocks)
     assert blocks.tables[0][:2] == block_ids[:2] and [target.source for target in targets] == [HostSource(0, swapped.slots[0][2])]
     assert targets[0].node is None
-    memory.tiers.release_swapped(swapped)
+    release_swapped(memory.tiers, swapped)
     assert (memory.tiers.host[0].num_cached, memory.tiers.host[0].num_free) == (2, 1)
     memory.check(blocks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.kv.disk_index import DiskIndex
+from jaxinfer.kv.prefix_cache import PrefixCache
 from jaxinfer.kv.tiers import TierLimits
 from jaxinfer.messages import DiskEntry, HostSource, LoadBlock, SpillBlock, StoreBlock
 from jaxinfer.request import FinishReason
@@ -121,7 +122,7 @@ def evicted_to_host(harness: Harness, num_tokens: int = 20) -> None:
     harness.drain()
     harness.add(make_request("other", own_prompt("other", harness.scheduler.max_seq_tokens - 1), max_tokens=1))
     harness.drain()
-    assert harness.tiers.find(harness.tiers.index.acquire_root(), []).nodes == []
+    assert PrefixCache(harness.tiers).find(harness.tiers.index.acquire_root(), []).nodes == []
     assert harness.device.num_moves[StoreBlock] >= num_tokens // 4
 
 
