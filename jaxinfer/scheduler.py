@@ -311,10 +311,7 @@ class Scheduler:
         False, and nothing done, for everything else. Every budget has room for it: `_chunk` leaves a token and a row to each.
         """
         start, num_pending = seq.num_computed_tokens, seq.num_pending
-        num_left = len(seq.token_ids) + num_pending - start
-        if num_left != 1 or start < seq.num_prompt_tokens or start >= seq.blocks.num_positions or seq.is_new_in_slot:
-            return False
-        if num_pending and (start + 1 >= seq.max_num_tokens or seq.waits_for_tokens):
+        if start >= seq.plain_until or len(seq.token_ids) + num_pending != start + 1:
             return False
         assert seq.slot is not None
         num_prompt_tokens = seq.num_prompt_tokens
@@ -487,6 +484,8 @@ class Scheduler:
         # What it found may be computed by this very step.
         seq.num_launched_tokens = 0 if row.is_first_of_slot else start
         seq.num_computed_tokens = end
+        if end >= seq.num_prompt_tokens and not seq.waits_for_tokens:
+            seq.plain_until = min(seq.blocks.num_positions, seq.max_num_tokens - 1)
         seq.num_in_flight += 1
         seq.num_pending += is_sampling
         output.scheduled.append(row)
@@ -587,4 +586,5 @@ class Scheduler:
         self.pools.release(seq.blocks)
         self._free_slots.append(seq.slot)
         seq.slot = None
+        seq.plain_until = 0
         del self._running[bisect_left(self._running, seq.order, key=_order)]

@@ -47,6 +47,7 @@ class Sequence:
         "num_prompt_tokens",
         "order",
         "params",
+        "plain_until",
         "request_id",
         "root",
         "seq_id",
@@ -92,6 +93,8 @@ class Sequence:
         # share a prompt: only the first one pays for its log-probabilities.
         wants_prompt_logprobs = request.params.prompt_logprobs is not None and index == 0
         self.num_prompt_logprobs_done = 0 if wants_prompt_logprobs else self.num_prompt_tokens - 1
+        self.plain_until = 0
+        """Positions below this one need no thought: a block is there, and nothing ends or waits before the next step."""
         self.generation = 0
         """How often it has been preempted."""
         self.slot: int | None = None

@@ -8,11 +8,12 @@ from jaxinfer import LLM, SamplingParams
 
 from .bench import FLOPS_PER_PAIR, FLOPS_PER_TOKEN, SMALL_POOL, Bench, greedy, median
 
-ANSWER_TOKENS = 40
+ANSWER_TOKENS = 32
 WANTED_GROWTH = 1.5
 EARLY = slice(1, 6)
 LATE = slice(-5, None)
 OFF_TURNS = (2, 8, 14, 20)
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve")
 QUESTIONS = (
     "I am planning a small vegetable garden behind my house. What should I think about before I begin to dig the first bed?",
     "The ground is heavy clay and stays wet for days after rain. How can I make it better for growing vegetables?",
@@ -48,8 +49,11 @@ def floor(bench: Bench) -> dict[str, Any]:
 def measure(bench: Bench) -> dict[str, Any]:
     turns = 8 if bench.is_small else len(QUESTIONS)
     llm = bench.start(SMALL_POOL, prefix_caching="on")
-    figures, prompts = converse(llm, turns)
+    rounds = [converse(llm, turns, name) for name in NAMES[: bench.repeats]]
     llm.close()
+    prompts, figures = rounds[0][0], rounds[0][1] | {"all_ttft_seconds": [round_figures["ttft_seconds"] for _, round_figures in rounds]}
+    # The least disturbed of each turn: an answer is measured once a conversation, and a first token takes a tenth of a second.
+    figures["ttft_seconds"] = [min(turn) for turn in zip(*figures["all_ttft_seconds"], strict=True)]
     bench.tell(f"  on:  {[round(1e3 * seconds) for seconds in figures['ttft_seconds']]} ms")
     llm = bench.start(SMALL_POOL, prefix_caching="off", host_kv_bytes=0)
     off_turns = [turn for turn in OFF_TURNS if turn <= turns]
@@ -63,10 +67,13 @@ def measure(bench: Bench) -> dict[str, Any]:
     return figures
 
 
-def converse(llm: LLM, turns: int) -> tuple[dict[str, Any], list[list[int]]]:
-    """Ask and answer in turn, each time with the whole conversation as the prompt; the prompts come back too."""
+def converse(llm: LLM, turns: int, name: str) -> tuple[list[list[int]], dict[str, Any]]:
+    """Ask and answer in turn, each time with the whole conversation as the prompt: the prompts, and their figures.
+
+    The system prompt has a name in it, so that conversations share nothing.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
-    messages: list[dict[str, str]] = []
+    messages = [{"role": "system", "content": f"{name} is an assistant who knows a lot about gardens."}]
     figures: dict[str, Any] = {"ttft_seconds": [], "prompt_tokens": [], "cached_tokens": []}
     prompts = []
     for question in QUESTIONS[:turns]:
@@ -77,4 +84,4 @@ def converse(llm: LLM, turns: int) -> tuple[dict[str, Any], list[list[int]]]:
         figures["ttft_seconds"].append(output.timings.time_to_first_token_seconds)
         figures["prompt_tokens"].append(len(output.prompt_token_ids))
         figures["cached_tokens"].append(output.num_cached_tokens)
-    return figures, prompts
+    return prompts, figures

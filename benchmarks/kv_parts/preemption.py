@@ -12,7 +12,8 @@ from jaxinfer.request import GenerationRequest, RequestId
 from .bench import SMALL_POOL, Bench, greedy, median, text_ids
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 1500)
-NUM_SEQUENCES, PROMPT_TOKENS, ANSWER_TOKENS = 32, 256, 256
+NUM_SEQUENCES, PROMPT_TOKENS, ANSWER_TOKENS = 32, 320, 192
+NUM_OVERLOADS = 2
 MODES = ("swap", "recompute")
 _names = itertools.count()
 
@@ -31,6 +32,7 @@ def floor(bench: Bench) -> dict[str, Any]:
 
 def measure(bench: Bench) -> dict[str, Any]:
     figures: dict[str, Any] = {"lengths": lengths(bench), "resume_seconds": {}, "preempt_seconds": {}, "overload": {}}
+    llms = {}
     for mode in MODES:
         llm = bench.start(SMALL_POOL, prefix_caching="off", preemption=mode)
         if mode == "swap":
@@ -41,8 +43,12 @@ def measure(bench: Bench) -> dict[str, Any]:
         figures["preempt_seconds"][mode] = {length: median([one for one, _ in pairs]) for length, pairs in measured.items()}
         figures["resume_seconds"][mode] = {length: median([one for _, one in pairs]) for length, pairs in measured.items()}
         bench.tell(f"  {mode}: resume {figures['resume_seconds'][mode]}")
-        figures["overload"][mode] = overload(llm, bench)
-        bench.tell(f"  {mode}: overload {figures['overload'][mode]}")
+        llms[mode] = llm
+    for index in range(NUM_OVERLOADS):
+        for mode in MODES if index % 2 else reversed(MODES):
+            figures["overload"].setdefault(mode, []).append(overload(llms[mode], bench))
+            bench.tell(f"  {mode}: overload {figures['overload'][mode][-1]}")
+    for llm in llms.values():
         llm.close()
     return figures | judge(figures)
 
@@ -56,11 +62,13 @@ def judge(figures: dict[str, Any]) -> dict[str, Any]:
     observed = min((length for length in figures["lengths"] if length > max(dearer, default=0)), default=None)
     stated = figures["stated_break_even_tokens"]["swap"]
     beyond = [length for length in figures["lengths"] if stated is not None and length >= stated]
-    speeds = {mode: one["output_tokens_per_second"] for mode, one in figures["overload"].items()}
+    # The faster of a few runs in turn: what else the machine does only ever slows one down.
+    speeds = {mode: max(run["output_tokens_per_second"] for run in runs) for mode, runs in figures["overload"].items()}
     return {
         "store_seconds": store,
         "round_trip_seconds": round_trip,
         "observed_break_even_tokens": observed,
+        "overload_tokens_per_second": speeds,
         "overload_ratio": speeds["swap"] / speeds["recompute"],
         "holds": {
             "swap is cheaper at every length beyond the stated break-even": bool(beyond)

@@ -16,15 +16,15 @@ class BlockPool:
     """The blocks 1..num_blocks of one KV group in one tier, with reference counts.
 
     A block is held (somebody has a reference), cached (nobody has, its content may be wanted again) or free. Cached blocks
-    are given out when the free ones have run out, the least recently released first; `on_evict(block_id, content)` is
-    called before that.
+    are given out when the free ones have run out, the least recently released first; `on_evict` is
+    told before that, with the blocks and their contents.
     """
 
     def __init__(self, num_blocks: int):
         if num_blocks < 1:
             raise ConfigError(f"a block pool needs at least 1 usable block, got {num_blocks}", option="--num-kv-blocks")
         self.num_blocks = num_blocks
-        self.on_evict: Callable[[int, Any], None] | None = None
+        self.on_evict: Callable[[list[tuple[int, Any]]], None] | None = None
         self._free: deque[int] = deque(range(1, num_blocks + 1))
         # A dict would pass over every entry that was ever deleted at its front to find the first one that is there.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -59,11 +59,12 @@ class BlockPool:
         """Take blocks, each with one reference; None when there are too few, and nothing is taken then."""
         if num_blocks > self.num_available:
             return None
-        block_ids = []
-        for _ in range(num_blocks):
-            block_id = self._free.popleft() if self._free else self._evict()
+        free = self._free
+        block_ids = [free.popleft() for _ in range(min(num_blocks, len(free)))]
+        if len(block_ids) < num_blocks:
+            block_ids += self._evict(num_blocks - len(block_ids))
+        for block_id in block_ids:
             self._ref_counts[block_id] = 1
-            block_ids.append(block_id)
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -118,9 +119,12 @@ class BlockPool:
             assert (block_id in self._cached) == (count == 0 and is_kept), f"block {block_id}: {count} references, content {is_kept}"
         assert len(free) + len(self._cached) + len(holders) == self.num_blocks, "free + cached + held is not the total"
 
-    def _evict(self) -> int:
-        block_id, _ = self._cached.popitem(last=False)
-        content, self._contents[block_id] = self._contents[block_id], None
+    def _evict(self, num_blocks: int) -> list[int]:
+        evicted = []
+        for _ in range(num_blocks):
+            block_id, _ = self._cached.popitem(last=False)
+            evicted.append((block_id, self._contents[block_id]))
+            self._contents[block_id] = None
         if self.on_evict is not None:
-            self.on_evict(block_id, content)
-        return block_id
+            self.on_evict(evicted)
+        return [block_id for block_id, _ in evicted]

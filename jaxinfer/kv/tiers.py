@@ -235,24 +235,31 @@ class KVTiers:
         self.moves.append(StoreBlock(group, block_id, slots[0]))
         return slots[0]
 
-    def _leave_device(self, group: int, block_id: int, node: PrefixNode) -> None:
-        """A cached block is about to be given out: its content goes to the host tier, if there is room."""
-        if self.host and not node.host_slots[group] and self.host[group].num_available:
-            self._keep_on_host(node, group, block_id)
-        node.block_ids[group] = 0  # Only now: making room for it on the host must not forget it meanwhile.
-        self.prune(node)
+    def _leave_device(self, group: int, evicted: list[tuple[int, PrefixNode]]) -> None:
+        """Cached blocks are about to be given out: their contents go to the host tier, as far as there is room."""
+        if self.host:
+            self._keep_on_host(group, [(block_id, node) for block_id, node in evicted if not node.host_slots[group]])
+        for _, node in evicted:
+            node.block_ids[group] = 0  # Only now: making room for it on the host must not forget it meanwhile.
+            self.prune(node)
 
-    def _keep_on_host(self, node: PrefixNode, group: int, block_id: int) -> None:
-        slot = self.store(group, block_id)
-        node.host_slots[group] = slot
-        self.host[group].keep(slot, node)
-        self.host[group].release((slot,))
+    def _keep_on_host(self, group: int, leaving: list[tuple[int, PrefixNode]]) -> None:
+        """Copy device blocks to host slots, where they are cached in this order; the last ones if there are too many."""
+        host = self.host[group]
+        leaving = leaving[max(0, len(leaving) - host.num_available) :]
+        slots = host.allocate(len(leaving)) or []
+        for (block_id, node), slot in zip(leaving, slots, strict=True):
+            self.moves.append(StoreBlock(group, block_id, slot))
+            node.host_slots[group] = slot
+            host.keep(slot, node)
+        host.release(slots[::-1])
 
-    def _leave_host(self, group: int, slot: int, node: PrefixNode) -> None:
-        if not node.on_disk >> group & 1:
-            self._spill(node, group, slot)
-        node.host_slots[group] = 0
-        self.prune(node)
+    def _leave_host(self, group: int, evicted: list[tuple[int, PrefixNode]]) -> None:
+        for slot, node in evicted:
+            if not node.on_disk >> group & 1:
+                self._spill(node, group, slot)
+            node.host_slots[group] = 0
+            self.prune(node)
 
     def _spill(self, node: PrefixNode, group: int, slot: int) -> None:
         """List the move from a host slot to disk, and what must go there for it."""
@@ -280,7 +287,7 @@ class KVTiers:
         if not node.host_slots[group]:
             if not self.host[group].num_available:
                 return
-            self._keep_on_host(node, group, block_id)
+            self._keep_on_host(group, [(block_id, node)])
         self._spill(node, group, node.host_slots[group])
 
     def prune(self, node: PrefixNode) -> None:

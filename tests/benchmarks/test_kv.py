@@ -17,7 +17,10 @@ def preemption_figures(*, swap: tuple[float, ...], recompute: tuple[float, ...],
         "resume_seconds": {"swap": dict(zip(lengths, swap, strict=True)), "recompute": dict(zip(lengths, recompute, strict=True))},
         "preempt_seconds": {"swap": dict.fromkeys(lengths, 0.25), "recompute": dict.fromkeys(lengths, 0.125)},
         "stated_break_even_tokens": {"swap": stated, "fetch": 1},
-        "overload": {"swap": {"output_tokens_per_second": 3.0}, "recompute": {"output_tokens_per_second": 2.0}},
+        "overload": {
+            "swap": [{"output_tokens_per_second": 3.0}],
+            "recompute": [{"output_tokens_per_second": speed} for speed in (2.0, 1.0)],
+        },
     }
 
 

@@ -77,12 +77,12 @@ def preemption(measured: dict[str, Any], floor: dict[str, Any]) -> str:
     ]
     head = ("tokens", "back from host memory", "out and back", "computed again", "floor of back", "floor of computed")
     stated = measured["stated_break_even_tokens"]["swap"]
-    speeds = {mode: one["output_tokens_per_second"] for mode, one in measured["overload"].items()}
+    speeds = measured["overload_tokens_per_second"]
     return (
         "From the admission of a preempted request to its next token:\n\n"
         f"{table(head, rows)}\n\n"
         f"Stated at start: swap from {'never' if stated is None else stated} tokens on; observed, of these lengths: "
-        f"{measured['observed_break_even_tokens'] or 'never'}. {measured['overload']['swap']['sequences']} requests in a pool for ten give "
+        f"{measured['observed_break_even_tokens'] or 'never'}. {measured['overload']['swap'][0]['sequences']} requests in a pool for ten give "
         f"{speeds['swap']:.0f} tokens/s with swap and {speeds['recompute']:.0f} with recomputation."
     )
 

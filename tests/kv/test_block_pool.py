@@ -126,7 +126,7 @@ def test_a_released_block_with_a_content_is_cached_and_can_be_held_again():
 def test_free_blocks_go_first_and_then_the_cached_ones_from_the_tail():
     pool, table = kept_pool()
     evicted = []
-    pool.on_evict = lambda block_id, content: evicted.append((block_id, content))
+    pool.on_evict = evicted.extend
     assert pool.allocate(1) == [4] and not evicted
     assert pool.cached() == table[::-1]
     assert pool.allocate(2) == [table[2], table[1]]
