@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -209,6 +210,9 @@ class EngineThread:
             self._load_error = error
             self._finish_loading(EngineState.DEAD)
             return
+        # What lives as long as the process need not be walked by every full collection, in the middle of a step.
+        gc.collect()
+        gc.freeze()
         self._snapshot = engine.snapshot()
         self._engine = engine
         self._finish_loading(EngineState.READY)
