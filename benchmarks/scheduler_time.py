@@ -4,7 +4,7 @@
 
 Steady decode: contexts of 100 to 2,000 tokens, and prompts that enter as others end. What is timed is `schedule` and
 `update`, one of each per step and one step ahead, as the engine calls them; what arrives is queued outside of that time. The
-garbage collector runs as Python has set it, as it does in the engine. `cpu` figures count the thread's own time, which other
+garbage collector runs as the server sets it. `cpu` figures count the thread's own time, which other
 processes on the machine do not lengthen.
 """
 
@@ -29,6 +29,7 @@ from jaxinfer.simulation.options import SimulationOptions
 from jaxinfer.simulation.server import build_server
 from jaxinfer.simulation.timing import H200_LLAMA_8B
 from jaxinfer.simulation.traces import ANSWER_TOKEN, END_TOKEN, Texts
+from serving.garbage_collector import settle_garbage_collector
 
 CONTEXTS = (100, 2000)
 OUTPUTS = (100, 400)
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="show where the time goes, instead of how much it is")
     args = parser.parse_args()
     bench = Bench(args)
+    settle_garbage_collector()
     bench.fill()
     for _ in range(args.warm_up):
         bench.step()

@@ -14,7 +14,7 @@ SeqId = NewType("SeqId", int)
 NO_POSITIONS = range(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyBlock:
     """Copy a block within the device, before somebody writes to `target` (copy on write)."""
 
@@ -23,7 +23,7 @@ class CopyBlock:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreBlock:
     """Copy a block of the device into a slot of the host tier, before the block is overwritten."""
 
@@ -32,7 +32,7 @@ class StoreBlock:
     host_slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpillBlock:
     """Write a slot of the host tier to disk, before the slot is overwritten."""
 
@@ -41,7 +41,7 @@ class SpillBlock:
     entry: DiskEntry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadBlock:
     """Write source number `index` of a finished fetch into a block of the device."""
 
@@ -51,7 +51,7 @@ class LoadBlock:
     block_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeleteFromDisk:
     """Forget a block on disk, to make room."""
 

@@ -38,6 +38,7 @@ from jaxinfer.sampling.feed import field_shapes as feed_shapes
 
 MEASURED_TOKENS = 64
 """A prefill of about this size is timed when the engine starts."""
+MEASURED_TIMES = 3
 
 
 class ModelRunner:
@@ -198,22 +199,21 @@ class ModelRunner:
             self.buckets.specs[0],
             next(spec for spec in self.buckets.specs if spec.num_tokens >= MEASURED_TOKENS or spec is self.buckets.specs[-1]),
         )
-        seconds = []
-        for spec in (small, large):
+        seconds = dict.fromkeys((small, large), float("inf"))
+        for spec in (small, large) * MEASURED_TIMES:
             packed, views = packed_views(forward_batch.field_shapes(spec, self.shape.num_groups, self.shape.max_blocks_per_row))
             # All tokens in one row, written to the trash block, so that nothing is skipped as padding.
             views["query_start_loc"][1:] = spec.num_tokens
             views["context_lens"][0] = spec.num_tokens
             views["positions"][:] = np.arange(spec.num_tokens)
-            times = []
-            for _ in range(2):
-                started = time.perf_counter()
-                self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
-                jax.block_until_ready(logits)
-                times.append(time.perf_counter() - started)
-            seconds.append(min(times))
-        per_token = max(0.0, seconds[1] - seconds[0]) / max(1, large.num_tokens - small.num_tokens)
-        return max(0.0, seconds[0] - per_token * small.num_tokens), per_token
+            started = time.perf_counter()
+            self._kv, logits = self._forward[spec](self._weights, self._kv, self._last_tokens, packed)
+            jax.block_until_ready(logits)
+            seconds[spec] = min(seconds[spec], time.perf_counter() - started)
+        if seconds[large] <= seconds[small]:  # disturbed, or one shape only: a token still costs something
+            return 0.0, seconds[large] / large.num_tokens
+        per_token = (seconds[large] - seconds[small]) / (large.num_tokens - small.num_tokens)
+        return max(0.0, seconds[small] - per_token * small.num_tokens), per_token
 
     @contextmanager
     def replaced_weights(self, replace: Callable[[str, Array], Array]) -> Generator[None]:

@@ -35,6 +35,8 @@ from jaxinfer.starting_points import Start, StartingPoints
 from jaxinfer.waiting_queue import make_queue
 
 _order = attrgetter("order")
+_UNKNOWN = [0]
+"""The tokens of a row whose only one is still being sampled; shared, nobody changes it."""
 
 
 class Scheduler:
@@ -209,9 +211,9 @@ class Scheduler:
         Rows of sequences that have ended since are dropped. Those of preempted ones count: what was computed was right, and
         nobody computes it again before it has come back.
         """
-        updates = []
+        updates, eos_token_ids, sequences, logprobs = [], self.eos_token_ids, self._sequences, None
         for row, (scheduled, sampled) in enumerate(zip(output.scheduled, step.token_ids, strict=True)):
-            seq = self._sequences.get(scheduled.seq_id)
+            seq = sequences.get(scheduled.seq_id)
             if seq is None:
                 continue
             seq.num_in_flight -= 1
@@ -222,7 +224,7 @@ class Scheduler:
             seq.num_pending -= 1
             finish_reason = stop_reason = None
             for count, token_id in enumerate(sampled, 1):
-                finish_reason, stop_reason = seq.append(token_id, self.eos_token_ids)
+                finish_reason, stop_reason = seq.append(token_id, eos_token_ids)
                 if finish_reason is not None:
                     sampled = sampled[:count]
                     break
@@ -230,9 +232,9 @@ class Scheduler:
                 self._publish(seq)
             if finish_reason is not None:
                 self._finish(seq)
-            logprobs = step.logprobs[row] if step.logprobs is not None else None
-            if logprobs is not None:
-                logprobs = logprobs[: len(sampled)]
+            if step.logprobs is not None:
+                logprobs = step.logprobs[row]
+                logprobs = logprobs and logprobs[: len(sampled)]
             updates.append(SequenceUpdate(seq.seq_id, seq.request_id, seq.index, sampled, logprobs, finish_reason, stop_reason, row))
         return updates
 
@@ -306,12 +308,14 @@ class Scheduler:
         return promised
 
     def _schedule_decode(self, seq: Sequence, output: SchedulerOutput) -> bool:
-        """`_schedule_tokens` for what most rows are, and therefore short: one output token, in a block that is there.
+        """`_schedule_tokens` for what most rows are, and therefore short: one output token, and a block for it.
 
         False, and nothing done, for everything else. Every budget has room for it: `_chunk` leaves a token and a row to each.
         """
         start, num_pending = seq.num_computed_tokens, seq.num_pending
         if start >= seq.plain_until or len(seq.token_ids) + num_pending != start + 1:
+            return False
+        if start >= seq.blocks.num_positions and not self.pools.grow(seq.blocks):
             return False
         assert seq.slot is not None
         num_prompt_tokens = seq.num_prompt_tokens
@@ -322,7 +326,7 @@ class Scheduler:
                 seq.index,
                 seq.generation,
                 seq.slot,
-                [0] if num_pending else seq.token_ids[start:],
+                _UNKNOWN if num_pending else seq.token_ids[start:],
                 start,
                 num_prompt_tokens,
                 start + 1 - num_prompt_tokens,
@@ -485,7 +489,7 @@ class Scheduler:
         seq.num_launched_tokens = 0 if row.is_first_of_slot else start
         seq.num_computed_tokens = end
         if end >= seq.num_prompt_tokens and not seq.waits_for_tokens:
-            seq.plain_until = min(seq.blocks.num_positions, seq.max_num_tokens - 1)
+            seq.plain_until = seq.max_num_tokens - 1
         seq.num_in_flight += 1
         seq.num_pending += is_sampling
         output.scheduled.append(row)

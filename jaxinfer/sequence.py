@@ -53,6 +53,7 @@ class Sequence:
         "seq_id",
         "slot",
         "status",
+        "stop_token_ids",
         "swapped",
         "token_ids",
         "user",
@@ -83,6 +84,7 @@ class Sequence:
         """Where it ends, whatever is sampled."""
         # What is banned next may depend on the token that nobody has seen yet.
         self.waits_for_tokens = bool(request.params.bad_words)
+        self.stop_token_ids = request.params.stop_token_ids
         self.num_computed_tokens = 0
         self.num_launched_tokens = 0
         """Computed by steps before the last one it was in: what a copy made before the next step finds in its blocks."""
@@ -94,7 +96,7 @@ class Sequence:
         wants_prompt_logprobs = request.params.prompt_logprobs is not None and index == 0
         self.num_prompt_logprobs_done = 0 if wants_prompt_logprobs else self.num_prompt_tokens - 1
         self.plain_until = 0
-        """Positions below this one need no thought: a block is there, and nothing ends or waits before the next step."""
+        """Positions below this one need no thought: nothing ends there or waits for the host."""
         self.generation = 0
         """How often it has been preempted."""
         self.slot: int | None = None
@@ -163,14 +165,16 @@ class Sequence:
         The token that ends a sequence stays in it. End-of-sequence and stop tokens count only after `min_tokens` others:
         the sampler masks them until then, this check does not rely on it.
         """
-        params = self.params
-        self.token_ids.append(token_id)
-        if (token_id in eos_token_ids or token_id in params.stop_token_ids) and self.num_output_tokens > params.min_tokens:
-            if token_id in eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-        if len(self.token_ids) >= self.max_num_tokens:
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in eos_token_ids or token_id in self.stop_token_ids:
+            params = self.params
+            if self.num_output_tokens > params.min_tokens:
+                if token_id in eos_token_ids and not params.ignore_eos:
+                    return FinishReason.STOP, None
+                if token_id in self.stop_token_ids:
+                    return FinishReason.STOP, token_id
+        if len(token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
@@ -17,6 +16,7 @@ from jaxinfer.request import GenerationRequest, RequestId
 from jaxinfer.tokenizer import Tokenizer
 from serving.admission import Admission
 from serving.delta_stream import DeltaStream, News, tell
+from serving.garbage_collector import settle_garbage_collector
 from serving.kv_view import KVView, KVViewer
 from serving.step_engine import EngineState, StepEngine
 from serving.wakeups import Wakeups
@@ -210,9 +210,7 @@ class EngineThread:
             self._load_error = error
             self._finish_loading(EngineState.DEAD)
             return
-        # What lives as long as the process need not be walked by every full collection, in the middle of a step.
-        gc.collect()
-        gc.freeze()
+        settle_garbage_collector()
         self._snapshot = engine.snapshot()
         self._engine = engine
         self._finish_loading(EngineState.READY)

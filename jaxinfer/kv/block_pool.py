@@ -10,6 +10,9 @@ from jaxinfer.errors import ConfigError
 
 TRASH_BLOCK = 0
 """Where padding is written and where a window's table points once a block fell out of it; never given out."""
+EVICTED_TOGETHER = 32
+EVICTED_SHARE = 256
+"""At most this fraction of what is cached is evicted before it must be."""
 
 
 class BlockPool:
@@ -60,9 +63,9 @@ class BlockPool:
         if num_blocks > self.num_available:
             return None
         free = self._free
-        block_ids = [free.popleft() for _ in range(min(num_blocks, len(free)))]
-        if len(block_ids) < num_blocks:
-            block_ids += self._evict(num_blocks - len(block_ids))
+        if num_blocks > len(free):
+            self._evict(num_blocks - len(free))
+        block_ids = [free.popleft() for _ in range(num_blocks)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         return block_ids
@@ -119,7 +122,9 @@ class BlockPool:
             assert (block_id in self._cached) == (count == 0 and is_kept), f"block {block_id}: {count} references, content {is_kept}"
         assert len(free) + len(self._cached) + len(holders) == self.num_blocks, "free + cached + held is not the total"
 
-    def _evict(self, num_blocks: int) -> list[int]:
+    def _evict(self, num_blocks: int) -> None:
+        """Make cached blocks free: so many, and of a large cache a few more, since together they cost less."""
+        num_blocks = max(num_blocks, min(EVICTED_TOGETHER, len(self._cached) // EVICTED_SHARE))
         evicted = []
         for _ in range(num_blocks):
             block_id, _ = self._cached.popitem(last=False)
@@ -127,4 +132,4 @@ class BlockPool:
             self._contents[block_id] = None
         if self.on_evict is not None:
             self.on_evict(evicted)
-        return [block_id for block_id, _ in evicted]
+        self._free.extend(block_id for block_id, _ in evicted)

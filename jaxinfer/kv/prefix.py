@@ -26,7 +26,7 @@ class PrefixNode:
 
     __slots__ = ("block_ids", "host_slots", "is_indexed", "key", "next_of_key", "num_children", "on_disk", "parent", "tokens")
 
-    def __init__(self, key: bytes, parent: PrefixNode | None, tokens: bytes, num_groups: int):
+    def __init__(self, key: bytes, parent: PrefixNode | None, tokens: bytes, nowhere: array[int]):
         self.key = key
         self.parent = parent
         self.tokens = tokens
@@ -35,8 +35,8 @@ class PrefixNode:
         """Another node with the same key, which a good hash never gives."""
         self.num_children = 0
         self.is_indexed = False
-        self.block_ids = array("i", bytes(4 * num_groups))
-        self.host_slots = array("i", bytes(4 * num_groups))
+        self.block_ids = nowhere[:]
+        self.host_slots = nowhere[:]
         self.on_disk = 0
 
     @property
@@ -69,8 +69,8 @@ class PrefixRoot(PrefixNode):
 
     __slots__ = ("name", "namespace")
 
-    def __init__(self, key: bytes, name: tuple[str, str], namespace: bytes, num_groups: int):
-        super().__init__(key, None, b"", num_groups)
+    def __init__(self, key: bytes, name: tuple[str, str], namespace: bytes, nowhere: array[int]):
+        super().__init__(key, None, b"", nowhere)
         self.name = name
         self.namespace = namespace
         """What the name and the index's identity are told by on disk, where no object can be compared."""
@@ -89,7 +89,7 @@ class PrefixIndex:
 
     def __init__(self, block_size: int, num_groups: int, identity: bytes = b"", hash: Hash = sha256):
         self.block_size = block_size
-        self.num_groups = num_groups
+        self._nowhere = array("i", bytes(4 * num_groups))
         self._identity = identity
         self._hash = hash
         self._nodes: dict[bytes, PrefixNode] = {}
@@ -105,7 +105,7 @@ class PrefixIndex:
             parts = (self._identity, cache_salt.encode(), adapter.encode())
             named = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
             # Never by the injected hash: this is what is compared where keys are equal.
-            root = self._roots[name] = PrefixRoot(self._hash(named), name, sha256(named), self.num_groups)
+            root = self._roots[name] = PrefixRoot(self._hash(named), name, sha256(named), self._nowhere)
         root.num_children += 1
         return root
 
@@ -116,12 +116,13 @@ class PrefixIndex:
 
     def extend_keys(self, keys: list[BlockKey], root: PrefixNode, token_ids: Sequence[int], count: int) -> None:
         """Bring the keys and tokens of a sequence's full blocks up to `count`; they never change once known."""
-        size = self.block_size
-        parent_key = keys[-1][0] if keys else root.key
-        for index in range(len(keys), count):
-            tokens = array("i", token_ids[index * size : (index + 1) * size]).tobytes()
-            parent_key = self._hash(parent_key + tokens)
-            keys.append((parent_key, tokens))
+        first, size = len(keys), 4 * self.block_size
+        key = keys[-1][0] if keys else root.key
+        packed = array("i", token_ids[first * self.block_size : count * self.block_size]).tobytes()
+        for start in range(0, len(packed), size):
+            tokens = packed[start : start + size]
+            key = self._hash(key + tokens)
+            keys.append((key, tokens))
 
     def find(self, parent: PrefixNode, key: bytes, tokens: bytes) -> PrefixNode | None:
         """The node of these tokens behind `parent`."""
@@ -133,7 +134,7 @@ class PrefixIndex:
     def insert(self, parent: PrefixNode, key: bytes, tokens: bytes) -> PrefixNode:
         """A new node behind one that is indexed; `find` must have found none."""
         assert parent.is_indexed, "a node cannot hang from one that was forgotten"
-        node = PrefixNode(key, parent, tokens, self.num_groups)
+        node = PrefixNode(key, parent, tokens, self._nowhere)
         node.next_of_key = self._nodes.get(key)
         self._nodes[key] = node
         node.is_indexed = True

@@ -71,7 +71,7 @@ class PrefixCache:
         num_fetched = sum(target.group == 0 for target in targets)
         self._tiers.counters.num_hit_tokens_device += num_tokens - num_fetched * self._tiers.pools.block_size
         if self._tiers.writes_to_disk:
-            self._tiers.used_again.append(hit.nodes)
+            self._tiers.used_again.extend(node for node in hit.nodes if not node.on_disk)
         return targets
 
     def publish(self, nodes: list[PrefixNode], root: PrefixNode, keys: Sequence[BlockKey], count: int, blocks: BlockTables) -> None:

@@ -79,6 +79,16 @@ class GroupedPools:
                 table.extend(new)
         blocks.num_positions = max(blocks.num_positions, num_blocks * self.block_size)
 
+    def grow(self, blocks: BlockTables) -> bool:
+        """Add one block to every table; False, and nothing done, where a pool has none to give."""
+        for pool in self.pools:
+            if not pool.num_available:
+                return False
+        for pool, table in zip(self.pools, blocks.tables, strict=True):
+            table += pool.allocate(1) or ()
+        blocks.num_positions += self.block_size
+        return True
+
     def release(self, blocks: BlockTables) -> None:
         """Give back everything that a sequence holds; its tables are empty afterwards."""
         for index, pool in enumerate(self.pools):

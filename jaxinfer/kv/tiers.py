@@ -7,6 +7,7 @@ the order in which they must happen, and whoever computes the step carries them 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,9 @@ from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.prefix import PrefixIndex, PrefixNode, PrefixRoot
 from jaxinfer.kv.tables import BlockTables, GroupedPools
 from jaxinfer.messages import BlockMove, CopyBlock, DeleteFromDisk, DiskEntry, HostSource, LoadBlock, SpillBlock, StoreBlock
+
+WRITTEN_PER_STEP = 4
+"""Blocks of a prefix that was used again that go to disk in one step."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class KVTiers:
         """What has to happen before the next step's rows are computed, in order."""
         self.group_ids = range(len(pools.pools))
         self.writes_to_disk = disk is not None
-        self.used_again: list[list[PrefixNode]] = []
+        self.used_again: deque[PrefixNode] = deque()
         for group, pool in enumerate(pools.pools):
             pool.on_evict = partial(self._leave_device, group)
         for group, pool in enumerate(self.host):
@@ -109,14 +113,16 @@ class KVTiers:
     def begin_step(self) -> None:
         """What was found a second time is worth keeping beyond this process: it goes to disk now, not when it is evicted.
 
-        Now and not when it was found: then it may not have been computed yet.
+        Now and not when it was found: then it may not have been computed yet. A few blocks in each step: whoever found them
+        waits for this step.
         """
-        for nodes in self.used_again:
-            for node in nodes:
-                for group in self.group_ids:
-                    if (node.block_ids[group] or node.host_slots[group]) and not node.on_disk >> group & 1:
-                        self._copy_to_disk(node, group, node.block_ids[group])
-        self.used_again.clear()
+        num_written = 0
+        while self.used_again and num_written < WRITTEN_PER_STEP:
+            node = self.used_again.popleft()
+            for group in self.group_ids:
+                if (node.block_ids[group] or node.host_slots[group]) and not node.on_disk >> group & 1:
+                    self._copy_to_disk(node, group, node.block_ids[group])
+                    num_written += 1
 
     def take_moves(self) -> list[BlockMove]:
         """The moves listed so far; they are the caller's now."""
@@ -241,7 +247,8 @@ class KVTiers:
             self._keep_on_host(group, [(block_id, node) for block_id, node in evicted if not node.host_slots[group]])
         for _, node in evicted:
             node.block_ids[group] = 0  # Only now: making room for it on the host must not forget it meanwhile.
-            self.prune(node)
+            if not node.host_slots[group]:
+                self.prune(node)
 
     def _keep_on_host(self, group: int, leaving: list[tuple[int, PrefixNode]]) -> None:
         """Copy device blocks to host slots, where they are cached in this order; the last ones if there are too many."""

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from array import array
+
 from jaxinfer.kv.disk_index import DiskIndex
 from jaxinfer.kv.prefix import PrefixNode
 
 
 def node(key: bytes) -> PrefixNode:
-    return PrefixNode(key, None, b"", 2)
+    return PrefixNode(key, None, b"", array("i", [0, 0]))
 
 
 def test_bytes_and_keys_are_counted_per_group():
