@@ -27,6 +27,7 @@ from jaxinfer.benchmarking.environment import describe_environment
 from jaxinfer.engine import Engine
 from jaxinfer.request import GenerationRequest, RequestId
 from jaxinfer.step_trace import StepTrace
+from serving.garbage_collector import settle_garbage_collector
 
 ROWS = 32
 MAX_MODEL_LEN = 512
@@ -210,7 +211,7 @@ def measure(model: str, folder: Path, num_pairs: int, num_steps: int, picture: P
     engines = {setting: load(model, folder, setting) for setting in SETTINGS}
     speeds = compare(engines, num_pairs, num_steps)
     ratios = [on / off for on, off in zip(speeds["on"], speeds["off"], strict=True)]
-    share = share_ahead(engines["on"], num_steps)
+    share = share_ahead(engines["on"], 3 * num_steps)
     profiles = {setting: profile(engine, min(num_steps, 40)) for setting, engine in engines.items()}
     if picture is not None:
         draw(profiles, picture)
@@ -234,15 +235,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["tiny", "smollm2-135m"])
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100, help="steps of each half of a pair; a fifth of them for other models than tiny")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=100, help="steps of each half of a pair; half of them for other models than tiny")
     parser.add_argument("--picture", type=Path, help="where to draw the first model's timeline")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    settle_garbage_collector()  # as the server does
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for index, model in enumerate(args.models):
-            num_steps = args.steps if model == "tiny" else max(10, args.steps // 5)
+            num_steps = args.steps if model == "tiny" else max(10, args.steps // 2)
             results[model] = measure(model, Path(folder), args.pairs, num_steps, None if index else args.picture)
     line = json.dumps({"benchmark": "async_scheduling", **describe_environment(), "rows": ROWS, "models": results})
     if args.output is not None:
