@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxinfer.client import EngineDescription
 from jaxinfer.config import SchedulerConfig
-from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.kv.groups import KVGroupSpec, KVTensorSpec
+from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.messages import StepOutput
 from jaxinfer.request import CompletionOutput, GenerationRequest, RequestDelta
 from jaxinfer.scheduler import Scheduler

@@ -23,9 +23,9 @@ from jaxinfer.client import EngineDescription
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.forward_batch import StepSpec, unpack
-from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.kv.cache import allocate, layer_shapes
 from jaxinfer.kv.groups import KVGroupSpec
+from jaxinfer.kv.tables import GroupedPools
 from jaxinfer.messages import ScheduledRequest, SchedulerOutput, SeqId
 from jaxinfer.metrics import compile_counter
 from jaxinfer.models.config import find
