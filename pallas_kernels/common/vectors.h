@@ -72,13 +72,13 @@ inline Vec4 Sums(const Vec* v) {
 }
 
 inline float Max(Vec v) {
-  Vec other = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
-  v = v > other ? v : other;
-  float lane[8];
-  std::memcpy(lane, &v, sizeof lane);
-  for (int width = 4; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = std::max(lane[i], lane[i + width]);
-  return lane[0];
+  Vec8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  a = a > b ? a : b;
+  Vec4 c = __builtin_shufflevector(a, a, 0, 1, 2, 3), d = __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  c = c > d ? c : d;
+  d = __builtin_shufflevector(c, c, 2, 3, 2, 3);
+  c = c > d ? c : d;
+  return std::max(c[0], c[1]);
 }
 
 // exp for x <= 0: 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (coefficients of Cephes expf); below -87 it is 0.
