@@ -13,7 +13,7 @@ from jaxinfer.request import SamplingParams
 from jaxinfer.simulation.run import work_of
 from jaxinfer.simulation.timing import CPU_SMOLLM2, H200_LLAMA_8B, StepWork, load_timing
 from jaxinfer.simulation.transfers import Transfers
-from tests.simulate.running import ONE_SECOND, changed
+from tests.simulation.running import ONE_SECOND, changed
 
 ENTRY = DiskEntry(b"", 0, (), b"")
 

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer.errors import ConfigError
 from jaxinfer.simulation.options import TraceOptions
 from jaxinfer.simulation.traces import TraceRequest
-from tests.simulate.running import ONE_SECOND, GivenTrace, run
+from tests.simulation.running import ONE_SECOND, GivenTrace, run
 
 ALONE = GivenTrace([TraceRequest(0.0, tuple(range(2, 12)), 11)])
 """10 tokens of prompt and 11 of answer: 11 steps of a second after which 10, 11, .. 20 tokens are computed."""

@@ -11,7 +11,7 @@ from jaxinfer.request import FinishReason
 from jaxinfer.simulation.options import TraceOptions
 from jaxinfer.simulation.timing import H200_LLAMA_8B, Timing
 from jaxinfer.simulation.traces import TraceRequest
-from tests.simulate.running import ONE_SECOND, GivenTrace, Noting, changed, run, simulation
+from tests.simulation.running import ONE_SECOND, GivenTrace, Noting, changed, run, simulation
 
 TINY = Timing(
     flops_per_token=2,
