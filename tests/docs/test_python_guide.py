@@ -38,4 +38,4 @@ def test_examples_run(tiny_llama: Path, compile_cache_dir: Path, capsys: pytest.
         # Driving the steps by hand gives what `generate` gives.
         assert output.outputs[0].token_ids == llm.generate(output.prompt, names["request"].params)[0].outputs[0].token_ids
     assert isinstance(names["request"], GenerationRequest)
-    assert "KV blocks free" in capsys.readouterr().out
+    assert "KV blocks held" in capsys.readouterr().out
