@@ -69,7 +69,7 @@ SETTINGS: dict[str, Setting] = {
     "asynchronous": Setting(options={"async_scheduling": "on"}, proof=lambda s: 1),
     "everything": Setting(
         options=SMALL | CACHED | {"async_scheduling": "on", "preemption": "swap", "max_num_batched_tokens": 64},
-        proof=lambda s: s.num_preemptions_swap * s.num_hit_tokens_host * s.num_hit_tokens_disk,
+        proof=lambda s: s.num_preemptions_swap * (s.num_hit_tokens_host + s.num_hit_tokens_disk),
         num_rounds=2,
         num_host_slots=60,
         has_disk=True,
