@@ -8,7 +8,7 @@ the order in which they must happen, and whoever computes the step carries them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -301,14 +301,3 @@ class KVTiers:
         """Forget a node that no tier has any more."""
         if self.index is not None:
             self.index.prune(node)
-
-    def host_bytes(self) -> tuple[int, int]:
-        """Bytes of the host tier that are used, and all of them."""
-        sizes = [self.block_bytes(group) for group in self.group_ids]
-        used = sum(size * (pool.num_blocks - pool.num_free) for size, pool in zip(sizes, self.host, strict=False))
-        return used, sum(size * pool.num_blocks for size, pool in zip(sizes, self.host, strict=False))
-
-    def nodes_on_host(self) -> Iterator[PrefixNode]:
-        """Nodes of cached host slots, for tests."""
-        for pool in self.host:
-            yield from (pool.content(slot) for slot in pool.cached())

@@ -166,3 +166,15 @@ def make_engine(
         seed=seed,
         clock=clock,
     )
+
+
+def check_nothing_is_left(engine: Engine) -> None:
+    """End what runs; then every block is back, whatever was done with the engine, and nothing was compiled."""
+    for request_id in engine.running_ids:
+        engine.abort(request_id)
+    while engine.has_work:
+        assert engine.step() == []
+    engine.scheduler.check()
+    snapshot = engine.snapshot()
+    assert snapshot.num_kv_blocks_free == snapshot.num_kv_blocks_total
+    assert snapshot.num_recompiles == 0

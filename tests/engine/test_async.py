@@ -14,7 +14,7 @@ from jaxinfer.engine import Engine
 from jaxinfer.errors import RequestError
 from jaxinfer.request import FinishReason, GenerationRequest, RequestDelta, RequestId, RequestOutput, SamplingParams
 from jaxinfer.step_trace import StepTimes, StepTrace
-from tests.engine.lookup_model import VOCAB_SIZE, continuation, make_engine, next_token
+from tests.engine.lookup_model import VOCAB_SIZE, check_nothing_is_left, continuation, make_engine, next_token
 from tests.engine.test_engine import GREEDY, PROMPTS, expected_logprobs, printable_prompt, prompt_before, run
 
 
@@ -48,14 +48,7 @@ def shared_engine(request: pytest.FixtureRequest, clock: Clock) -> Engine:
 def engine(shared_engine: Engine) -> Iterator[Engine]:
     """Whatever a test did: nothing runs, every block is back, and nothing was compiled."""
     yield shared_engine
-    for request_id in shared_engine.running_ids:
-        shared_engine.abort(request_id)
-    while shared_engine.has_work:
-        assert shared_engine.step() == []
-    shared_engine.scheduler.check()
-    snapshot = shared_engine.snapshot()
-    assert snapshot.num_kv_blocks_free == snapshot.num_kv_blocks_total
-    assert snapshot.num_recompiles == 0
+    check_nothing_is_left(shared_engine)
 
 
 def add(engine: Engine, name: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **fields: Any) -> RequestOutput:

@@ -12,7 +12,7 @@ import pytest
 from jaxinfer.engine import Engine
 from jaxinfer.errors import RequestError
 from jaxinfer.request import FinishReason, GenerationRequest, RequestId, RequestOutput, SamplingParams
-from tests.engine.lookup_model import EOS, VOCAB_SIZE, continuation, make_engine, next_token
+from tests.engine.lookup_model import EOS, VOCAB_SIZE, check_nothing_is_left, continuation, make_engine, next_token
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -26,14 +26,7 @@ def shared_engine(request: pytest.FixtureRequest) -> Engine:
 def engine(shared_engine: Engine) -> Iterator[Engine]:
     """The engine of this module; whatever a test did, nothing is left behind and nothing was compiled."""
     yield shared_engine
-    for request_id in shared_engine.running_ids:
-        shared_engine.abort(request_id)
-    while shared_engine.has_work:
-        assert shared_engine.step() == []
-    shared_engine.scheduler.check()
-    snapshot = shared_engine.snapshot()
-    assert snapshot.num_kv_blocks_free == snapshot.num_kv_blocks_total
-    assert snapshot.num_recompiles == 0
+    check_nothing_is_left(shared_engine)
 
 
 def run(engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[RequestOutput]:
