@@ -1,0 +1,72 @@
+"""Launching Mosaic GPU kernels: on Hopper, in the interpreter when it was asked for, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.common import interpreter
+from pallas_kernels.common.dispatch import UnsupportedByKernel
+
+HOPPER_KINDS = ("H100", "H200", "GH200", "H800", "H20")
+H200_CORES = 132
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What is compiled for.
+
+    Attributes:
+        kind: as JAX names it, "NVIDIA H200"; "cpu".
+        num_cores: streaming multiprocessors; of an H200 where nothing says.
+    """
+
+    kind: str
+    num_cores: int
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it has wgmma and TMA as compute capability 9.0a defines them."""
+        return any(kind in self.kind for kind in HOPPER_KINDS)
+
+
+def device() -> Device:
+    """The device of the mesh that is being traced under (its devices need not exist), else JAX's default one."""
+    abstract = jax.sharding.get_abstract_mesh().abstract_device
+    if abstract is not None:
+        return Device(kind=abstract.device_kind, num_cores=abstract.num_cores or H200_CORES)
+    default = jax.devices()[0]
+    return Device(kind=default.device_kind, num_cores=getattr(default, "core_count", None) or H200_CORES)
+
+
+def is_interpreted(interpret: bool) -> bool:
+    """Whether a kernel runs in the interpreter: there is no Hopper GPU, and `interpret` says that this will do.
+
+    Raises:
+        UnsupportedByKernel: there is none and it will not.
+    """
+    target = device()
+    if target.is_hopper:
+        return False
+    if not interpret:
+        raise UnsupportedByKernel(f"needs a Hopper GPU (H100, H200), this is {target.kind}")
+    return True
+
+
+def kernel(body: Callable[..., None], *, interpret: bool, **options: Any) -> Callable[..., Any]:
+    """`plgpu.kernel(body, **options)` for the device that is being traced for.
+
+    Args:
+        interpret: where there is no Hopper GPU, run in Pallas' GPU interpreter instead of refusing.
+
+    Raises:
+        UnsupportedByKernel: neither a Hopper GPU nor the interpreter.
+    """
+    if not is_interpreted(interpret):
+        return plgpu.kernel(body, **options)
+    interpreter.extend()
+    return plgpu.kernel(body, interpret=plgpu.InterpretGPUParams(), **options)
