@@ -2,13 +2,14 @@
 SHELL := /bin/bash
 
 EXTRAS ?= test,notebooks
+PLUGIN ?= cuda13
 PROMPT ?= What is the capital of France?
 BIN := .venv/bin
 
-.PHONY: help setup run test check format bench docs
+.PHONY: help setup run test check check-gpu format bench docs
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv (does nothing the second time; EXTRAS=test,notebooks,cuda13 for a GPU)
 	@scripts/setup.sh $(EXTRAS)
@@ -27,6 +28,10 @@ check: setup ## format, lint, types, import rules, documentation
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check-gpu: setup ## what the GPU code compiles to, without a GPU or CUDA (PLUGIN=cuda13 or cuda12)
+	@scripts/gpu_toolchain.sh $(PLUGIN) >/dev/null
+	@$(BIN)/python -m tests.check_gpu --plugin $(PLUGIN)
 
 format: setup ## format and mend what ruff can mend
 	$(BIN)/ruff format .

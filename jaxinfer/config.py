@@ -14,7 +14,8 @@ from jaxinfer.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "none", "int8", "int8_weight_only", "int4"]
-KVCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
+AttentionImplementation = Literal["auto", "native", "xla", "reference", "mosaic"]
 GROUP_SIZES = (32, 64, 128)
 OnOff = Literal["on", "off"]
 AutoOnOff = Literal["auto", "on", "off"]
@@ -64,7 +65,7 @@ class CacheConfig:
         None, "usable KV blocks; default: what max-num-seqs sequences of max-model-len need, within the memory that is free"
     )
     kv_cache_dtype: KVCacheDtype = option(
-        "auto", "keys and values: float32, bfloat16, or int8 with a scale per token and head; auto: as the activations"
+        "auto", "keys and values: float32, bfloat16, or int8 or fp8 (e4m3) with a scale per token and head; auto: as the activations"
     )
     prefix_caching: OnOff = option(
         "on", "reuse KV blocks of equal prompt prefixes; full blocks only, the last prompt token is always computed"
@@ -176,6 +177,11 @@ class EngineConfig:
     )
     seed: int = option(0, "seed of the stream that gives unseeded requests their seeds; 0: drawn from the system")
     batch_invariant: AutoOnOff = option("auto", "same bits for a request in any company; auto: on where it costs under 5 %")
+    attention_implementation: AttentionImplementation = option(
+        "auto",
+        "what computes attention: native (C++, for a CPU), xla, reference (slow, to compare with) or mosaic (for a GPU from Hopper on; "
+        "elsewhere interpreted, which is for debugging); auto: the fastest that runs here",
+    )
     compile_cache_dir: Path | None = option(None, "where compiled programs are kept; default: jaxinfer/compiled in the user's cache folder")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -195,6 +201,7 @@ class EngineConfig:
         _check_choice(self, "quantize_embeddings", get_args(AutoOnOff))
         self._check_quantization_options()
         _check_choice(self, "batch_invariant", ("auto", "on", "off"))
+        _check_choice(self, "attention_implementation", get_args(AttentionImplementation))
         _check_range(self, "seed", 0, 2**63 - 1)
 
     def _check_quantization_options(self) -> None:

@@ -6,7 +6,7 @@ Shape letters: T tokens in the step, B rows, M rows of logits, P blocks per row,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,9 @@ class ForwardBatch:
     context_lens: Int32[Array, "B"]
     logits_indices: Int32[Array, "M"]
     """Tokens whose logits are wanted."""
+    attention_implementation: str | None = field(default=None, metadata={"static": True})
+    """Which implementation of attention this step takes, and no other; None: the fastest that runs. Part of the program, not an
+    array: it is a choice for the step and no layer's own."""
 
 
 def field_shapes(spec: StepSpec, num_groups: int, max_blocks_per_row: int) -> dict[str, tuple[int, ...]]:
@@ -63,9 +66,12 @@ def field_shapes(spec: StepSpec, num_groups: int, max_blocks_per_row: int) -> di
     }
 
 
-def unpack(packed: Int32[Array, "Z"], spec: StepSpec, num_groups: int, max_blocks_per_row: int) -> ForwardBatch:
+def unpack(
+    packed: Int32[Array, "Z"], spec: StepSpec, num_groups: int, max_blocks_per_row: int, attention_implementation: str | None = None
+) -> ForwardBatch:
     """The ForwardBatch in a packed buffer, inside a compiled step."""
-    return ForwardBatch(**unpack_fields(packed, field_shapes(spec, num_groups, max_blocks_per_row)))
+    fields = unpack_fields(packed, field_shapes(spec, num_groups, max_blocks_per_row))
+    return ForwardBatch(**fields, attention_implementation=attention_implementation)
 
 
 def packed_views(shapes: dict[str, tuple[int, ...]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -53,6 +53,7 @@ class ModelRunner:
         shape: what the packed buffer needs to know.
         vocab_size: columns of the logits; those from `valid_vocab_size` on are padding and are never chosen.
         mover: copies KV blocks within the device and between it, host memory and disk; None: nobody asks for that.
+        attention_implementation: see `ForwardBatch`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ModelRunner:
         vocab_size: int,
         valid_vocab_size: int,
         mover: BlockMover | None = None,
+        attention_implementation: str | None = None,
     ):
         self.mesh = mesh
         self.buckets = buckets
@@ -73,6 +75,7 @@ class ModelRunner:
         self.mover = mover
         self.vocab_size = vocab_size
         self.valid_vocab_size = valid_vocab_size
+        self.attention_implementation = attention_implementation
         self._graph, state = nnx.split(model)
         self._weights, self._tree = jax.tree.flatten(state)
         self._kv: list[LayerKV] = kv_shapes
@@ -101,10 +104,15 @@ class ModelRunner:
                 on_program(done + 1, len(jobs))
         return len(jobs)
 
-    def _compile_forward(self, spec: StepSpec) -> None:
+    def lower_forward(self, spec: StepSpec) -> jax.stages.Lowered:
+        """The program of a step's model, not compiled yet: (weights, KV, last tokens, packed batch) -> (KV, logits).
+
+        The mesh may be of devices that are not there (`jax.experimental.topologies`).
+        """
+
         def forward(weights, kv, last_tokens, packed):
             model: Any = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
-            batch = unpack(packed, spec, self.shape.num_groups, self.shape.max_blocks_per_row)
+            batch = unpack(packed, spec, self.shape.num_groups, self.shape.max_blocks_per_row, self.attention_implementation)
             x, rotation = model.embed(fed_tokens(batch, last_tokens), batch)
             x, kv = model.run(x, rotation, kv, batch)
             return kv, model.head(x[batch.logits_indices])
@@ -114,10 +122,14 @@ class ModelRunner:
         jitted = jax.jit(forward, donate_argnums=1, out_shardings=(kv_shardings, self._everywhere))
         # float32 means float32: some backends round the operands of a dot unless told not to.
         with jax.default_matmul_precision("highest"):
-            lowered = jitted.lower(self._weights, self._kv, self._ints(self.shape.num_slots), packed)
-        self._forward[spec] = lowered.compile()
+            return jitted.lower(self._weights, self._kv, self._ints(self.shape.num_slots), packed)
 
-    def _compile_greedy(self, num_rows: int) -> None:
+    def _compile_forward(self, spec: StepSpec) -> None:
+        self._forward[spec] = self.lower_forward(spec).compile()
+
+    def lower_greedy(self, num_rows: int) -> jax.stages.Lowered:
+        """The program that gives each of `num_rows` rows of logits its likeliest token."""
+
         def greedy(logits, last_tokens, packed):
             tokens = sample_greedy(logits, self.valid_vocab_size)
             slots = forward_batch.unpack_fields(packed, sampling_shapes(num_rows))["slots"]
@@ -125,23 +137,31 @@ class ModelRunner:
 
         jitted = jax.jit(greedy, donate_argnums=1, out_shardings=self._everywhere)
         last_tokens, packed = self._ints(self.shape.num_slots), self._ints(sum_sizes(sampling_shapes(num_rows)))
-        self._greedy[num_rows] = jitted.lower(self._logits(num_rows), last_tokens, packed).compile()
+        return jitted.lower(self._logits(num_rows), last_tokens, packed)
 
-    def _compile_full(self, num_rows: int) -> None:
+    def _compile_greedy(self, num_rows: int) -> None:
+        self._greedy[num_rows] = self.lower_greedy(num_rows).compile()
+
+    def lower_full(self, num_rows: int) -> jax.stages.Lowered:
+        """The program that samples `num_rows` rows of logits as their requests ask."""
+
         def full(logits, last_tokens, state, packed, biases, allowed_mask):
             tensors, slots = unpack_sampling(packed, biases, allowed_mask, num_rows)
             result = sample_full(logits, tensors, state, slots, self.valid_vocab_size)
             return result, last_tokens.at[slots].set(result.token_ids, mode="drop")
 
         jitted = jax.jit(full, donate_argnums=1, out_shardings=self._everywhere)
-        self._full[num_rows] = jitted.lower(
+        return jitted.lower(
             self._logits(num_rows),
             self._ints(self.shape.num_slots),
             self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size))),
             self._ints(sum_sizes(sampling_shapes(num_rows))),
             self._struct(empty_biases(num_rows)),
             self._struct(empty_mask(num_rows, self.vocab_size)),
-        ).compile()
+        )
+
+    def _compile_full(self, num_rows: int) -> None:
+        self._full[num_rows] = self.lower_full(num_rows).compile()
 
     def _compile_feed(self) -> None:
         state = self._struct(jax.eval_shape(partial(new_penalty_state, self.shape.num_slots, self.vocab_size)))

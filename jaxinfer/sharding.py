@@ -71,6 +71,20 @@ def struct(mesh: Mesh, value: Any, partition: Any) -> Any:
     )
 
 
+def kv_head_copies(num_kv_heads: int, tensor_parallel_size: int) -> int:
+    """On how many devices each KV head lies: 1, but where there are fewer heads than devices.
+
+    A head of Qwen3-30B-A3B, which has 4, lies on two of 8 devices, each with its own half of the queries that read it.
+
+    Raises:
+        ConfigError: heads and devices of which neither divides the other.
+    """
+    if tensor_parallel_size % num_kv_heads == 0:
+        return tensor_parallel_size // num_kv_heads
+    check_divisible("num_key_value_heads", num_kv_heads, tensor_parallel_size)
+    return 1
+
+
 def check_divisible(what: str, size: int, tensor_parallel_size: int) -> None:
     """Refuse a split that leaves a remainder.
 

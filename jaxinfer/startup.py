@@ -24,7 +24,7 @@ from jaxinfer.client import EngineDescription
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import Engine
 from jaxinfer.errors import CheckpointError, ConfigError
-from jaxinfer.kv.cache import layer_shapes
+from jaxinfer.kv.cache import layer_shapes, spread_over
 from jaxinfer.kv.disk import DiskBlocks
 from jaxinfer.kv.offload import BlockMover
 from jaxinfer.kv.sizing import resolve_host_slots, resolve_num_blocks
@@ -37,10 +37,13 @@ from jaxinfer.quant import weight as quant
 from jaxinfer.runner import ModelRunner
 from jaxinfer.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
+from pallas_kernels.common.dispatch import UnsupportedByKernel
 
 DEFAULT_MAX_MODEL_LEN = 8192
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done ("weights", "programs"), how much of it is done, and how much there is."""
+LoadParameters = Callable[[list[WeightSlot], Checkpoint, Mesh, Callable[[int, int], None]], None]
+"""As `load_parameters`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,28 @@ def silent(what: str, done: int, total: int) -> None:
     """Progress for nobody."""
 
 
-def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tuple[Engine, StartupTimings]:
+def build_engine(
+    config: EngineConfig,
+    on_progress: OnProgress = silent,
+    *,
+    checkpoint: Checkpoint | None = None,
+    load: LoadParameters = load_parameters,
+) -> tuple[Engine, StartupTimings]:
     """Open the checkpoint, compile while the weights load, allocate the KV pool.
+
+    Args:
+        config: everything a person may set.
+        on_progress: see `OnProgress`.
+        checkpoint: one that is open, instead of `config.model`.
+        load: fills the parameters; another one than `load_parameters` may do so without reading, to measure a model of which
+            there are no weights.
 
     Raises:
         CheckpointError, UnsupportedModelError: the model's files.
         ConfigError: options that do not fit the model or the machine.
     """
     started = time.monotonic()
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = checkpoint or open_checkpoint(config.model)
     architecture = find(checkpoint.config, str(checkpoint.path))
     model_config = architecture.Config.from_hf(checkpoint.config, str(checkpoint.path))
     tokenizer = checkpoint.load_tokenizer()
@@ -82,7 +98,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
     max_model_len = resolve_max_model_len(config, model_config.max_positions)
     model = architecture.Model(model_config, mesh, dtype, max_model_len)
     slots = declare_parameters(model, mesh, checkpoint, resolve_storage(config), model_config.unused_tensors)
-    groups = architecture.kv_groups(model_config, resolve_kv_dtype(config.cache.kv_cache_dtype, dtype))
+    groups = spread_over(architecture.kv_groups(model_config, resolve_kv_dtype(config.cache.kv_cache_dtype, dtype)), mesh)
     block_size, limits = config.cache.block_size, config.scheduler
     num_blocks = resolve_num_blocks(config.cache, limits, groups, max_model_len, mesh)
     buckets = Buckets.build(limits.max_num_seqs, limits.max_num_batched_tokens, resolve_min_rows(config.batch_invariant, slots))
@@ -100,12 +116,18 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = silent) -> tupl
         shape=BatchShape.build(len(groups), max_model_len, block_size, limits.max_num_seqs),
         vocab_size=model_config.vocab_size,
         valid_vocab_size=tokenizer.vocab_size,
+        attention_implementation=resolve_attention_implementation(config.attention_implementation, mesh),
     )
     with ThreadPoolExecutor(max_workers=1) as pool:
-        compiling = pool.submit(_timed, lambda: runner.compile(lambda done, total: on_progress("programs", done, total)))
-        load = lambda: load_parameters(slots, checkpoint, mesh, lambda done, total: on_progress("weights", done, total))  # noqa: E731
+        compiling = pool.submit(_timed, lambda: _compile(runner, lambda done, total: on_progress("programs", done, total)))
+
+        def on_tensor(done: int, total: int) -> None:
+            if compiling.done():
+                compiling.result()  # what does not compile is told before the rest is read
+            on_progress("weights", done, total)
+
         try:
-            _, load_seconds = _timed(load)
+            _, load_seconds = _timed(lambda: load(slots, checkpoint, mesh, on_tensor))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -159,6 +181,17 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.monotonic() - started
 
 
+def _compile(runner: ModelRunner, on_program: Callable[[int, int], None]) -> int:
+    """Compile every program; an implementation that was asked for and refuses is the fault of whoever asked."""
+    try:
+        return runner.compile(on_program)
+    except UnsupportedByKernel as refusal:
+        name, option = runner.attention_implementation, "--attention-implementation"
+        if name is None:
+            raise
+        raise ConfigError(f"{option} {name} does not run this model here: {refusal.reason}", option=option) from refusal
+
+
 def use_compile_cache(folder: Path | None) -> None:
     """Keep compiled programs in `folder`; a folder that cannot be written is a warning of jax's own, not an error."""
     jax.config.update("jax_compilation_cache_dir", str(folder or cache_dir() / "compiled"))
@@ -173,9 +206,23 @@ def resolve_dtype(name: str, mesh: Mesh) -> jnp.dtype:
     return jnp.dtype(name if name != "auto" else "float32" if is_cpu else "bfloat16")
 
 
+def resolve_attention_implementation(name: str, mesh: Mesh) -> str | None:
+    """The implementation that every step takes, None for the fastest; whether it can is seen when it is compiled.
+
+    Raises:
+        ConfigError: a GPU's kernel would be interpreted on several devices, which jax's interpreter does not keep apart.
+    """
+    if name == "mosaic" and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        raise ConfigError(
+            f"--attention-implementation mosaic is interpreted on a CPU, where --tensor-parallel-size must be 1, got {mesh.size}",
+            option="--attention-implementation",
+        )
+    return None if name == "auto" else name
+
+
 def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> str:
-    """What keys and values are kept in: as the activations unless asked otherwise."""
-    return str(dtype) if name == "auto" else name
+    """What keys and values are kept in, a numpy dtype's name: as the activations unless asked otherwise."""
+    return {"auto": str(dtype), "fp8": "float8_e4m3fn"}.get(name, name)
 
 
 def resolve_storage(config: EngineConfig) -> Storage:

@@ -61,12 +61,18 @@ Form = Callable[[WeightSpec, Mapping[str, LazyTensor], int], Any]
 
 
 def declare_parameters(
-    model: nnx.Module, mesh: Mesh, checkpoint: Checkpoint, storage: Storage, unused: tuple[str, ...] = ()
+    model: nnx.Module,
+    mesh: Mesh,
+    checkpoint: Checkpoint,
+    storage: Storage,
+    unused: tuple[str, ...] = (),
+    place: Callable[[Mesh, Any, Any], Any] = sharding.put,
 ) -> list[WeightSlot]:
     """Give every parameter the shapes, dtypes and shardings that it will have, so that programs can be compiled.
 
     Returns what `load_parameters` fills. Tensors whose names begin with one of `unused` may be there. Nothing is read but biases
-    that the model does not have, which must be zeros.
+    that the model does not have, which must be zeros. `place` puts the model's constants, such as tables of rotations, onto the
+    mesh; `sharding.struct` only says where they will lie, for a mesh of devices that are not there.
 
     Raises:
         CheckpointError: naming the tensor that is missing or of another shape.
@@ -94,7 +100,7 @@ def declare_parameters(
         )
     for module, name, variable in list(_variables(model)):
         if isinstance(variable.get_value(), np.ndarray):
-            setattr(module, name, nnx.Variable(sharding.put(mesh, variable.get_value(), sharding.spec())))
+            setattr(module, name, nnx.Variable(place(mesh, variable.get_value(), sharding.spec())))
     return slots
 
 
@@ -215,7 +221,7 @@ def _abstract_piece(tensor: LazyTensor, source: Source) -> Any:
     piece = tensor.packed.abstract
     if source.expert is not None:
         piece = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), piece)
-    return piece if source.rows is None else jax.tree.map(lambda leaf: _sized(leaf, len(range(*source.rows))), piece)
+    return jax.tree.map(lambda leaf: _sized(leaf, _num_rows(leaf.shape[0], source)), piece)
 
 
 def _can_be_split(value: Any, partition: PartitionSpec, num_shards: int) -> bool:
@@ -247,6 +253,9 @@ def _cut(value: Any, source: Source) -> Any:
         value = value.T
     if source.rows is not None:
         value = jax.tree.map(lambda leaf: leaf[slice(*source.rows)], value)
+    if source.copies is not None:
+        rows, times = source.copies
+        value = jax.tree.map(lambda leaf: leaf.reshape(-1, rows, *leaf.shape[1:]).repeat(times, axis=0).reshape(-1, *leaf.shape[1:]), value)
     return value
 
 
@@ -255,7 +264,13 @@ def _cut_shape(shape: tuple[int, ...], source: Source) -> tuple[int, ...]:
         shape = shape[1:]
     if source.is_transposed:
         shape = shape[::-1]
-    return shape if source.rows is None else (len(range(*source.rows)), *shape[1:])
+    return (_num_rows(shape[0], source), *shape[1:])
+
+
+def _num_rows(num_rows: int, source: Source) -> int:
+    """What is left of so many rows, or becomes of them."""
+    num_rows = num_rows if source.rows is None else len(range(*source.rows))
+    return num_rows if source.copies is None else num_rows * source.copies[1]
 
 
 def _fuse(pieces: list[Any], num_shards: int) -> Any:

@@ -6,7 +6,6 @@ import os.path
 from dataclasses import replace
 from pathlib import Path
 
-from jaxinfer.checkpoints.gguf import open_gguf
 from jaxinfer.checkpoints.hf_folder import CONFIG_FILE, open_hf_folder
 from jaxinfer.checkpoints.hub import hub_folder, is_hub_id
 from jaxinfer.checkpoints.manifest import HF, MANIFEST_FILE, ORBAX, UNFINISHED_SUFFIX, read_manifest
@@ -36,7 +35,7 @@ def open_checkpoint(model: str) -> Checkpoint:
     if os.path.isfile(os.path.join(given, CONFIG_FILE)):
         return _open_folder(Path(given))
     if (preset := find_preset(model)) is not None:
-        return replace(open_gguf(pulled_path(preset)), name=preset.name)
+        return replace(_open_file(pulled_path(preset)), name=preset.name)
     if os.path.isdir(given):
         raise CheckpointError(f"the folder has no {CONFIG_FILE}, so it is no Hugging Face model", file=given)
     if is_hub_id(model) and not model.endswith(FILE_SUFFIXES):
@@ -65,4 +64,6 @@ def _open_file(path: Path) -> Checkpoint:
         raise CheckpointError("loading a pickle runs code, so it is refused; give a GGUF file or a folder with safetensors", file=str(path))
     if path.name.endswith(".safetensors"):
         raise CheckpointError("give the folder that holds it and config.json", file=str(path))
+    from jaxinfer.checkpoints.gguf import open_gguf  # late: a folder needs no gguf package
+
     return open_gguf(path)

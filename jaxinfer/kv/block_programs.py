@@ -51,14 +51,16 @@ class BlockPrograms:
         return [partial(self._compile, program, size) for program in (_gather, _scatter, _copy) for size in self._buckets]
 
     def _compile(self, program: Callable[..., Any], size: int) -> None:
+        self._programs[program, size] = self.lower(program, size).compile()
+
+    def lower(self, program: Callable[..., Any], size: int) -> jax.stages.Lowered:
+        """One of this module's programs for so many blocks, not compiled yet; the mesh's devices need not exist."""
         ids = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self._everywhere)
         if program is _gather:
             jitted = jax.jit(_gather, out_shardings=(self._on_device,) * size)
-            lowered = jitted.lower(self._layers, ids)
-        else:
-            jitted = jax.jit(program, donate_argnums=0, out_shardings=self._in_pool)
-            lowered = jitted.lower(self._layers, ids, ids if program is _copy else (self.block_shape,) * size)
-        self._programs[program, size] = lowered.compile()
+            return jitted.lower(self._layers, ids)
+        jitted = jax.jit(program, donate_argnums=0, out_shardings=self._in_pool)
+        return jitted.lower(self._layers, ids, ids if program is _copy else (self.block_shape,) * size)
 
     def chunks(self, count: int) -> Iterator[slice]:
         """Cut `count` blocks into calls. A program less than half full gives way to smaller ones."""

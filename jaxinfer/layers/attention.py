@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -82,6 +82,13 @@ def attention_weights(
     )
 
 
+def _copied(source: Source | str, spec: AttentionSpec, copies: int) -> Source | str:
+    """Keys' or values' rows with every head so many times, see `sharding.kv_head_copies`."""
+    if copies == 1:
+        return source
+    return replace(Source(source) if isinstance(source, str) else source, copies=(spec.head_dim, copies))
+
+
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with fused projections, heads on the tensor axis.
 
@@ -89,16 +96,19 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, spec: AttentionSpec, weights: AttentionWeights, *, mesh: Mesh, dtype: jnp.dtype):
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        copies = sharding.kv_head_copies(spec.num_kv_heads, mesh.shape[sharding.TENSOR])
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * copies * spec.head_dim
         sizes = (q_size, kv_size, kv_size)
-        self.qkv = ColumnLinear(weights.qkv, sizes, spec.size, axis="heads", mesh=mesh, dtype=dtype, biases=weights.qkv_bias)
+        qkv, biases = ((*sources[:1], *(_copied(kv, spec, copies) for kv in sources[1:])) for sources in (weights.qkv, weights.qkv_bias))
+        self.qkv = ColumnLinear(qkv, sizes, spec.size, axis="heads", mesh=mesh, dtype=dtype, biases=biases)
         self.out = RowLinear(weights.out, spec.size, q_size, axis="heads", mesh=mesh, dtype=dtype, bias=weights.out_bias)
         if spec.qk_norm is not None:
             assert weights.q_norm is not None and weights.k_norm is not None
             is_per_head = spec.qk_norm == "head"
             norm = partial(RMSNorm, eps=spec.norm_eps, dtype=dtype, style=spec.norm_style, axis=None if is_per_head else "heads")
             self.q_norm = norm(weights.q_norm, spec.head_dim if is_per_head else q_size)
-            self.k_norm = norm(weights.k_norm, spec.head_dim if is_per_head else kv_size)
+            # Over all heads it is the same mean with every head counted as often.
+            self.k_norm = norm(*((weights.k_norm, spec.head_dim) if is_per_head else (_copied(weights.k_norm, spec, copies), kv_size)))
         self.has_sinks = weights.sinks is not None
         if weights.sinks is not None:
             self.sinks = param(WeightSpec((weights.sinks,), (spec.num_heads,), ("heads",)), dtype)
@@ -126,7 +136,13 @@ class Attention(nnx.Module):
         rows = (batch.slot_mapping[self.spec.group], batch.block_tables[self.spec.group], batch.query_start_loc, batch.context_lens)
         heads, pools = sharding.spec(None, "heads", None), _specs(kv)
         attend = jax.shard_map(
-            partial(_write_and_attend, scale=self.spec.scale, window=self.spec.window, soft_cap=self.spec.soft_cap),
+            partial(
+                _write_and_attend,
+                scale=self.spec.scale,
+                window=self.spec.window,
+                soft_cap=self.spec.soft_cap,
+                implementation=batch.attention_implementation,
+            ),
             mesh=self.mesh,
             in_specs=(heads, heads, heads, pools, sharding.spec("heads"), *[PartitionSpec()] * 4),
             out_specs=(heads, pools),
@@ -156,9 +172,10 @@ def _specs(kv: LayerKV) -> LayerKV:
     return LayerKV(pool, pool, None if kv.key_scales is None else scales, None if kv.value_scales is None else scales)
 
 
-def _write_and_attend(q, k, v, kv, sinks, slot_mapping, block_tables, query_start_loc, context_lens, *, scale, window, soft_cap):
-    keys, key_scales = write_kv(kv.keys, k, slot_mapping, kv.key_scales)
-    values, value_scales = write_kv(kv.values, v, slot_mapping, kv.value_scales)
+def _write_and_attend(
+    q, k, v, kv, sinks, slot_mapping, block_tables, query_start_loc, context_lens, *, scale, window, soft_cap, implementation
+):
+    keys, values, key_scales, value_scales = write_kv(kv.keys, kv.values, k, v, slot_mapping, kv.key_scales, kv.value_scales)
     attended = paged_attention(
         q,
         keys,
@@ -172,5 +189,6 @@ def _write_and_attend(q, k, v, kv, sinks, slot_mapping, block_tables, query_star
         sinks=sinks,
         k_scales=key_scales,
         v_scales=value_scales,
+        implementation=implementation,
     )
     return attended, LayerKV(keys, values, key_scales, value_scales)

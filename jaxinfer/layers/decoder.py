@@ -224,9 +224,9 @@ def check_split(config: DecoderConfig, mesh: Mesh) -> None:
     Raises:
         ConfigError: naming what does not divide.
     """
+    sharding.kv_head_copies(config.num_kv_heads, mesh.shape[sharding.TENSOR])
     for what, count in (
         ("num_attention_heads", config.num_heads),
-        ("num_key_value_heads", config.num_kv_heads),
         ("intermediate_size", config.hidden_size),
         ("vocab_size", config.vocab_size),
     ):

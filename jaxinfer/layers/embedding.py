@@ -53,7 +53,7 @@ def _reduced_rows(token_ids: Int32[Array, "T"], table: object) -> Float[Array, "
 
 
 def _gathered_logits(x: Float[Array, "M E"], table: object) -> Float32[Array, "M V"]:
-    logits = quant.matmul(x, table).astype(jnp.float32)
+    logits = quant.matmul(x, table, jnp.dtype(jnp.float32))  # bfloat16 would make ties of close ones
     if lax.axis_size(sharding.TENSOR) == 1:
         return logits  # XLA copies them in a gather of one
     return lax.all_gather(logits, sharding.TENSOR, axis=1, tiled=True)

@@ -10,6 +10,8 @@ from jaxtyping import Array, Int32
 
 MIN_TILE_ROWS, MAX_TILE_ROWS = 8, 64
 """XLA's CPU backend multiplies fewer than 8 int8 rows slowly; at 64 a weight is read seldom enough."""
+HOPPER_TILE_ROWS = 256
+"""With a GPU's matrix units it is not: what they wait for is the weight, from the cache."""
 
 
 @jax.tree_util.register_dataclass
@@ -25,10 +27,12 @@ class Tiles:
     """Row of each token's j-th expert, tiles one after another; A * U for a token that goes nowhere."""
 
 
-def pick_tile_rows(num_pairs: int, num_experts: int) -> int:
-    """A power of two near the number of pairs that an expert has on average."""
+def pick_tile_rows(num_pairs: int, num_experts: int, max_rows: int = MAX_TILE_ROWS) -> int:
+    """A power of two near the number of pairs that an expert has on average; beyond 64 a quarter of it, for the sake of the padding."""
     rows = MIN_TILE_ROWS
     while rows < MAX_TILE_ROWS and rows * num_experts < num_pairs:
+        rows *= 2
+    while rows < max_rows and 4 * rows * num_experts <= num_pairs:
         rows *= 2
     return rows
 
@@ -50,7 +54,8 @@ def sort_into_tiles(experts: Int32[Array, "T J"], num_experts: int, tile_rows: i
     end_tile = jnp.cumsum(tiles_of_expert, dtype=jnp.int32)
     first_tile = end_tile - tiles_of_expert
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    expert = jnp.searchsorted(end_tile, tile, side="right").astype(jnp.int32)
+    # Every tile against every expert at once: to search in steps would be a loop, and each of its turns several launches on a GPU.
+    expert = jnp.searchsorted(end_tile, tile, side="right", method="compare_all").astype(jnp.int32)
     shift = (first_pair - first_tile * tile_rows).at[expert].get(mode="clip")  # from a row to its place in the sorted pairs
     row = tile[:, None] * tile_rows + jnp.arange(tile_rows, dtype=jnp.int32)[None, :]
     token = order.at[row + shift[:, None]].get(mode="clip") // experts.shape[1]

@@ -128,7 +128,7 @@ class LatentAttention(nnx.Module):
         new = jnp.concatenate([self.kv_norm(latent), turn(shared_key[:, None, :])[:, 0]], axis=-1)
         heads, everywhere = sharding.spec(None, "heads", None), PartitionSpec()
         attend = jax.shard_map(
-            partial(_write_and_attend, spec=spec),
+            partial(_write_and_attend, spec=spec, implementation=batch.attention_implementation),
             mesh=self.mesh,
             in_specs=(heads, heads, everywhere, sharding.spec("heads", None), everywhere, *[everywhere] * 4),
             out_specs=(heads, everywhere),
@@ -139,8 +139,10 @@ class LatentAttention(nnx.Module):
         return self.out(attended.reshape(x.shape[0], -1)), kv
 
 
-def _write_and_attend(plain, turned, new, kv_up, kv, slot_mapping, block_tables, query_start_loc, context_lens, *, spec: LatentSpec):
-    keys, scales = write_kv(kv.keys, new[:, None, :], slot_mapping, kv.key_scales)
+def _write_and_attend(
+    plain, turned, new, kv_up, kv, slot_mapping, block_tables, query_start_loc, context_lens, *, spec: LatentSpec, implementation
+):
+    keys, _, scales, _ = write_kv(kv.keys, None, new[:, None, :], None, slot_mapping, kv.key_scales)
     per_head = kv_up.reshape(-1, spec.plain_dim + spec.value_dim, spec.kv_rank)
     to_key, to_value = per_head[:, : spec.plain_dim], per_head[:, spec.plain_dim :]
     absorbed = _absorb(plain, to_key)
@@ -154,6 +156,7 @@ def _write_and_attend(plain, turned, new, kv_up, kv, slot_mapping, block_tables,
         scale=spec.scale,
         k_scales=scales,
         value_dim=spec.kv_rank,
+        implementation=implementation,
     )
     return _values(latents, to_value), LayerKV(keys, None, scales, None)
 

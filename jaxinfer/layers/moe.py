@@ -17,12 +17,13 @@ from jaxtyping import Array, Float, Float32, Int32
 from jaxinfer import sharding
 from jaxinfer.forward_batch import ForwardBatch
 from jaxinfer.layers.decoder import DecoderConfig, decoder_mlp
-from jaxinfer.layers.expert_tiles import pick_tile_rows, sort_into_tiles
+from jaxinfer.layers.expert_tiles import HOPPER_TILE_ROWS, MAX_TILE_ROWS, pick_tile_rows, sort_into_tiles
 from jaxinfer.layers.linear import weight_specs
 from jaxinfer.layers.mlp import MLP, gated_weights
 from jaxinfer.layers.routing import Router, Routing
 from jaxinfer.layers.weights import Source, WeightSpec, param
 from jaxinfer.quant import weight as quant
+from pallas_kernels.common.mosaic import device
 
 Gating = Callable[[Array, Array], Array]
 """(gate, up) -> hidden."""
@@ -130,7 +131,8 @@ class Experts(nnx.Module):
 
 
 def _run_experts(x, weights, experts, gate_up: Any, down: Any, biases, *, gating: Gating, num_experts: int) -> Float32[Array, "T E"]:
-    tiles = sort_into_tiles(experts, num_experts, pick_tile_rows(experts.size, num_experts))
+    max_rows = HOPPER_TILE_ROWS if device().is_hopper else MAX_TILE_ROWS
+    tiles = sort_into_tiles(experts, num_experts, pick_tile_rows(experts.size, num_experts, max_rows))
     hidden = quant.grouped_matmul(x[tiles.token], gate_up, tiles.expert)
     if biases is not None:
         hidden = hidden + biases[0].astype(jnp.float32).at[tiles.expert].get(mode="clip")[:, None, :]

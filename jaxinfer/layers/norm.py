@@ -9,7 +9,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from jaxinfer.layers.weights import WeightSpec, param
+from jaxinfer.layers.weights import Source, WeightSpec, param
 
 NormStyle = Literal["llama", "float32", "offset"]
 """How an RMSNorm applies its weight w to the normalised x, float32 inside in any case: `llama` rounds x to the activations'
@@ -39,7 +39,9 @@ def row_mean(x: Float32[Array, "*T E"]) -> Float32[Array, "*T 1"]:
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, source: str, size: int, *, eps: float, dtype: jnp.dtype, style: NormStyle = "llama", axis: str | None = None):
+    def __init__(
+        self, source: Source | str, size: int, *, eps: float, dtype: jnp.dtype, style: NormStyle = "llama", axis: str | None = None
+    ):
         self.weight = param(WeightSpec((source,), (size,), (axis,)), dtype)
         self.eps = eps
         self.style = style

@@ -11,7 +11,10 @@ from flax import nnx
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor of the checkpoint under its Hugging Face name, or a part of it. Read in this order: expert, transposition, rows."""
+    """A tensor of the checkpoint under its Hugging Face name, or a part of it.
+
+    Read in this order: expert, transposition, rows, copies.
+    """
 
     name: str
     rows: tuple[int, int, int] | None = None
@@ -20,6 +23,8 @@ class Source:
     """Stored [in, out], as GPT-2's Conv1D is."""
     expert: int | None = None
     """Index on axis 0 of a tensor that stacks the experts."""
+    copies: tuple[int, int] | None = None
+    """(rows of a head, times): every head stands so many times, its copies one after the other."""
 
 
 @dataclass(frozen=True, slots=True)

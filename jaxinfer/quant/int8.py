@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxinfer.quant.weight import Method
+from jaxinfer.quant.weight import FLOAT32, Method
 from pallas_kernels.int8_matmul import int8_matmul
+from pallas_kernels.packed_matmul import PackedMatrix, grouped_packed_matmul
 
 MAX_INT8 = np.float32(127.0)
 NUM_TERMS = 2
@@ -60,9 +61,17 @@ class Int8Weight:
         axes = tuple(spec) + (None,) * (self.values.ndim - len(spec))
         return type(self)(spec, PartitionSpec(*axes[:-1]))
 
-    def matmul(self, x: Float[Array, "M K"]) -> Float32[Array, "M N"]:
+    def matmul(self, x: Float[Array, "M K"], dtype: jnp.dtype = FLOAT32) -> Float[Array, "M N"]:
         """x @ self.T, x rounded per row."""
-        return int8_matmul(x, self.values, self.scales, num_terms=NUM_TERMS)
+        return int8_matmul(x, self.values, self.scales, num_terms=NUM_TERMS, out_dtype=dtype)
+
+    def grouped_matmul(self, x: Float[Array, "A U K"], tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
+        """Of a stack, in which x is not rounded: experts have few rows each, and reading the weights is what takes the time.
+
+        Raises:
+            UnsupportedByKernel: there is no kernel for it here.
+        """
+        return grouped_packed_matmul(x, PackedMatrix(codes=self.values, scales=self.scales[..., None], bits=8), tile_expert)
 
     def rows(self, ids: Int32[Array, "T"]) -> Float32[Array, "T K"]:
         """Dequantized rows; ids past the end give zeros."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxinfer.quant.weight import PLAIN_MIN_ROWS
-from pallas_kernels.packed_matmul import PackedMatrix, dequantize, native, packed_matmul
+from jaxinfer.quant.weight import FLOAT32, PLAIN_MIN_ROWS
+from pallas_kernels.packed_matmul import PackedMatrix, dequantize, grouped_packed_matmul, native, packed_matmul
 
 
 @jax.tree_util.register_dataclass
@@ -41,9 +42,17 @@ class PackedWeight:
                 parts[field.name] = PartitionSpec(*rows, None if is_whole_row else inputs)
         return type(self)(PackedMatrix(**parts))
 
-    def matmul(self, x: Float[Array, "M K"]) -> Float32[Array, "M N"]:
+    def matmul(self, x: Float[Array, "M K"], dtype: jnp.dtype = FLOAT32) -> Float[Array, "M N"]:
         """x @ self.T, x as it is."""
-        return packed_matmul(x, self.matrix)
+        return packed_matmul(x, self.matrix).astype(dtype)
+
+    def grouped_matmul(self, x: Float[Array, "A U K"], tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
+        """Of a stack, x as it is.
+
+        Raises:
+            UnsupportedByKernel: there is no kernel for it here.
+        """
+        return grouped_packed_matmul(x, self.matrix, tile_expert)
 
     def rows(self, ids: Int32[Array, "T"]) -> Float32[Array, "T K"]:
         """Dequantized rows; ids past the end give zeros."""

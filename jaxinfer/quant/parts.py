@@ -33,9 +33,13 @@ class Parts:
         """Every part is split as the whole is."""
         return type(self)(tuple(part.specs(spec) if isinstance(part, quant.QuantizedWeight) else spec for part in self.weights))
 
-    def matmul(self, x: Float[Array, "M K"]) -> Float[Array, "M N"]:
-        """The parts' products side by side, in x's dtype."""
-        return jnp.concatenate([quant.matmul(x, part) for part in self.weights], axis=-1)
+    def matmul(self, x: Float[Array, "M K"], dtype: jnp.dtype = quant.FLOAT32) -> Float[Array, "M N"]:
+        """The parts' products side by side."""
+        return jnp.concatenate([quant.matmul(x, part, dtype) for part in self.weights], axis=-1)
+
+    def grouped_matmul(self, x: Float[Array, "A U K"], tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
+        """Of stacks, the parts' products side by side."""
+        return jnp.concatenate([quant.grouped_matmul(x, part, tile_expert) for part in self.weights], axis=-1)
 
     def rows(self, ids: Int32[Array, "T"]) -> Float32[Array, "T K"]:
         """Each id's row of the part that it falls into; ids past the end give zeros."""

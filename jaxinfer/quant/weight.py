@@ -14,6 +14,9 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from jaxinfer.errors import ConfigError
 from pallas_kernels import grouped_matmul as grouped
+from pallas_kernels.common.dispatch import Operation
+
+FLOAT32 = jnp.dtype(jnp.float32)
 
 
 @runtime_checkable
@@ -33,8 +36,16 @@ class QuantizedWeight(Protocol):
         """The partition spec of each part when the matrix itself has `spec`."""
         ...
 
-    def matmul(self, x: Float[Array, "M K"]) -> Float[Array, "M N"]:
-        """x @ self.T, summed in float32 or wider."""
+    def matmul(self, x: Float[Array, "M K"], dtype: jnp.dtype = FLOAT32) -> Float[Array, "M N"]:
+        """x @ self.T, summed in float32 or wider, given in `dtype`."""
+        ...
+
+    def grouped_matmul(self, x: Float[Array, "A U K"], tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
+        """x[a] @ self[tile_expert[a]].T of a stack, zeros where the expert is past the end, in one kernel.
+
+        Raises:
+            UnsupportedByKernel: there is none for it here.
+        """
         ...
 
     def rows(self, ids: Int32[Array, "T"]) -> Float[Array, "T K"]:
@@ -86,31 +97,41 @@ def min_rows(weight: Any) -> int:
     return weight.min_rows if isinstance(weight, QuantizedWeight) else PLAIN_MIN_ROWS
 
 
-def matmul(x: Float[Array, "M K"], weight: Any) -> Float[Array, "M N"]:
-    """x @ weight.T for a plain or quantized weight [N K], in x's dtype, accumulated in float32 or wider."""
+def matmul(x: Float[Array, "M K"], weight: Any, dtype: jnp.dtype | None = None) -> Float[Array, "M N"]:
+    """x @ weight.T for a plain or quantized weight [N K], accumulated in float32 or wider, given in `dtype` or in x's."""
+    dtype = jnp.dtype(dtype or x.dtype)
     if isinstance(weight, QuantizedWeight):
-        return weight.matmul(x).astype(x.dtype)
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32).astype(x.dtype)
+        return weight.matmul(x, dtype)
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32).astype(dtype)
 
 
 def grouped_matmul(x: Float[Array, "A U K"], weight: Any, tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
     """x[a] @ weight[tile_expert[a]].T for a stack of plain or quantized weights [X N K], see `pallas_kernels.grouped_matmul`.
 
-    A quantized one is multiplied tile by tile, by its own product and only as many tiles as are used.
+    A quantized one without a kernel for it is multiplied tile by tile, by its own product and only as many tiles as are used.
     """
     if not isinstance(weight, QuantizedWeight):
         return grouped.grouped_matmul(x, weight, tile_expert)
+    return _GROUPED(weight, x, tile_expert)
 
+
+def _tile_by_tile(weight: Any, x: Float[Array, "A U K"], tile_expert: Int32[Array, "A"]) -> Float32[Array, "A U N"]:
     def product(tile: Int32[Array, ""]) -> Float32[Array, "U N"]:
         of_tile = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, tile_expert[tile], keepdims=False), weight)
-        return matmul(lax.dynamic_index_in_dim(x, tile, keepdims=False), of_tile).astype(jnp.float32)
+        return matmul(lax.dynamic_index_in_dim(x, tile, keepdims=False), of_tile, jnp.dtype(jnp.float32))
 
     def add_tile(tile: Int32[Array, ""], output: Float32[Array, "A U N"]) -> Float32[Array, "A U N"]:
         return lax.dynamic_update_index_in_dim(output, product(tile), tile, axis=0)
 
     shape = jax.eval_shape(product, jax.ShapeDtypeStruct((), jnp.int32)).shape
     num_used = jnp.sum(tile_expert < jax.tree.leaves(weight)[0].shape[0], dtype=jnp.int32)
-    return lax.fori_loop(0, num_used, add_tile, jnp.zeros((x.shape[0], *shape), jnp.float32))
+    return lax.fori_loop(0, num_used, add_tile, grouped.zeros_after(num_used, (x.shape[0], *shape)))
+
+
+_GROUPED = Operation(
+    name="grouped product of quantized weights",
+    implementations={"kernel": lambda weight, x, tile_expert: weight.grouped_matmul(x, tile_expert), "tiles": _tile_by_tile},
+)
 
 
 def rows(weight: Any, ids: Int32[Array, "T"]) -> Float[Array, "T K"]:

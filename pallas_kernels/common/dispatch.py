@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,10 +28,21 @@ def _log_once(operation: str, implementation: str, refusals: tuple[str, ...]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation and its implementations, fastest first. Calling it runs the first one that accepts the arguments."""
+    """One operation and its implementations, fastest first. Calling it runs the first one that accepts the arguments.
+
+    Attributes:
+        if_named: by implementation, the keywords that it is called with beside the caller's when it was asked for by name and is
+            not one of several: {"mosaic": {"interpret": True}} lets whoever asks for a GPU's kernel have it interpreted, while
+            off a GPU the automatic choice passes it over.
+    """
 
     name: str
     implementations: Mapping[str, Callable[..., Any]]
+    if_named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := self.if_named.keys() - self.implementations.keys():
+            raise ValueError(f"{self.name}: if_named has {', '.join(sorted(unknown))}, which is none of {', '.join(self.implementations)}")
 
     def __call__(self, *args: Any, implementation: str | None = None, **kwargs: Any) -> Any:
         """Run it; `implementation` names one and lets no other take its place.
@@ -43,7 +54,7 @@ class Operation:
         if implementation is not None:
             if implementation not in self.implementations:
                 raise ValueError(f"{self.name}: implementation must be one of {', '.join(self.implementations)}, got {implementation!r}")
-            return self.implementations[implementation](*args, **kwargs)
+            return self.implementations[implementation](*args, **kwargs, **self.if_named.get(implementation, {}))
         name, refusals, result = self._first(*args, **kwargs)
         _log_once(self.name, name, tuple(refusals))
         return result

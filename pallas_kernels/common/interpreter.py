@@ -5,6 +5,7 @@ It runs a kernel as it is compiled: copies, barriers and matrix instructions are
 - `wgmma` with a register operand, `ACC` stores, and `pl.run_state` over accumulators (jax 0.11.2 raises or misreads them);
 - for the race detector, `wgmma` is asynchronous: its shared-memory operands are read at any time between the instruction and
   the wait for it, through the async proxy. Without that a stage could be refilled under a running product unnoticed;
+- its callbacks get numpy arrays, which is most of their time;
 - bytes of global memory that copies and direct accesses really touch, see `Run`.
 
 This leans on jax internals of the pinned version; everything that does stands in this file.
@@ -87,10 +88,35 @@ def extend() -> None:
     gpu_callbacks.copy_smem_to_gmem = _counted(gpu_callbacks.copy_smem_to_gmem, "dst", "written")
     gpu_callbacks._get = _counted_access(gpu_callbacks._get, "read")
     gpu_callbacks._swap = _counted_access(gpu_callbacks._swap, "written")
+    callback.io_callback_impl = _run_callback
+    memory._to_int = _to_int
 
 
 _RUNS: list[Run] = []
 """Those that are open; the interpreter's callbacks come from threads of their own and know no context."""
+
+
+# ---- speed -------------------------------------------------------------------------------------------------------------
+
+_original_run_callback = callback.io_callback_impl
+_original_to_int = memory._to_int
+
+
+def _run_callback(*args: Any, callback: Any, **options: Any) -> Any:
+    """As jax's, but the interpreter gets numpy arrays as they come: a kernel takes a fifth of the time.
+
+    jax makes an array on the device of each, and a callback of the interpreter has a dozen, most of them single numbers.
+    """
+    function = callback.callback_func
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not function.__module__.startswith(("jax._src.pallas.", __name__)):
+        return _original_run_callback(*args, callback=callback, **options)
+    return jax.tree.map(np.asarray, callback(*args))
+
+
+def _to_int(x: Any) -> Any:
+    return x.item() if isinstance(x, np.ndarray) else _original_to_int(x)
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------------
@@ -273,7 +299,16 @@ def _run_state_rule(self: Any, eqn: Any, token: Any, values: list[Any]) -> Any:
     return token, results
 
 
+def _inline_rule(self: Any, eqn: Any, token: Any, values: list[Any]) -> Any:
+    """Inline code that says what it computes: see `registers.py`."""
+    model = getattr(eqn.params["mgpu_fn"], "model", None)
+    if model is None:
+        return self._interpret_inline_mgpu_p(eqn, token, lambda: values)
+    return token, jax.tree.leaves(model(*values))
+
+
 _RULES = {
+    primitives.inline_mgpu_p: _inline_rule,
     primitives.wgmma_ref_p: _wgmma_rule,
     primitives.wgmma_wait_p: _wait_rule,
     primitives.wgmma_accumulator_deref_p: _deref_rule,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import jax
 import jaxlib
-from platformdirs import user_cache_dir
 
 from pallas_kernels.common.dispatch import UnsupportedByKernel
+from pallas_kernels.common.mosaic import device
 
 COMPILERS = ("g++", "clang++")
 # No -ffast-math: results must not depend on what surrounds a loop, and linking with it changes the process's rounding of
@@ -33,8 +33,8 @@ def register(source: Path, symbol: str) -> str:
     Raises:
         UnsupportedByKernel: not on a CPU, no C++ compiler, or the compiler fails.
     """
-    if jax.default_backend() != "cpu":
-        raise UnsupportedByKernel(f"runs on a CPU, this is {jax.default_backend()}")
+    if (target := device().kind) != "cpu":
+        raise UnsupportedByKernel(f"runs on a CPU, this is {target}")
     library = ctypes.cdll.LoadLibrary(str(_build(source)))
     name = f"pallas_kernels.{symbol}"
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
@@ -43,6 +43,8 @@ def register(source: Path, symbol: str) -> str:
 
 def _build(source: Path) -> Path:
     """The shared library of a source, in the user's cache folder, named by everything that decides its content."""
+    from platformdirs import user_cache_dir  # late: with a GPU nothing is built
+
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise UnsupportedByKernel(f"no C++ compiler found ({', '.join(COMPILERS)})")

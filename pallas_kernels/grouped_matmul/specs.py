@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 MAX_ROW_ERROR = 1e-5
@@ -20,6 +21,7 @@ class Spec:
     tile_rows: int = 8
     num_outputs: int = 48
     num_inputs: int = 32
+    dtype: str = "float32"
 
 
 SPECS = (
@@ -30,6 +32,9 @@ SPECS = (
     Spec(name="nothing_at_all", tiles=(0, 0, 0), num_empty=4),
     Spec(name="odd_sizes", tiles=(2, 0, 1), num_empty=1, tile_rows=3, num_outputs=37, num_inputs=51),
     Spec(name="one_row_tiles", tiles=(1, 0, 2), tile_rows=1, num_outputs=7, num_inputs=5),
+    Spec(name="bfloat16", tiles=(1, 0, 2), num_empty=1, tile_rows=16, num_outputs=100, num_inputs=208, dtype="bfloat16"),
+    Spec(name="bfloat16_halves", tiles=(1, 2), num_outputs=64, num_inputs=96, dtype="bfloat16"),
+    Spec(name="bfloat16_eight_rows", tiles=(0, 2, 1), num_empty=1, num_outputs=192, num_inputs=128, dtype="bfloat16"),
     Spec(name="wide", tiles=(1, 3, 0, 2), num_empty=1, tile_rows=16, num_outputs=256, num_inputs=1024),
 )
 
@@ -42,4 +47,4 @@ def make_arguments(spec: Spec, seed: int = 0) -> dict[str, np.ndarray]:
     weight = draws.standard_normal((num_experts, spec.num_outputs, spec.num_inputs)).astype(np.float32)
     weight *= np.arange(1, num_experts + 1, dtype=np.float32)[:, None, None]
     tile_expert = np.repeat(np.arange(num_experts + 1), (*spec.tiles, spec.num_empty)).astype(np.int32)
-    return {"x": x, "weight": weight, "tile_expert": tile_expert}
+    return {"x": x.astype(jnp.dtype(spec.dtype)), "weight": weight.astype(jnp.dtype(spec.dtype)), "tile_expert": tile_expert}

@@ -21,4 +21,13 @@ def grouped_matmul(x: Float[Array, "A U K"], weight: Float[Array, "X N K"], tile
         return lax.dynamic_update_index_in_dim(output, product, tile, axis=0)
 
     num_used = jnp.sum(tile_expert < num_experts, dtype=jnp.int32)
-    return lax.fori_loop(0, num_used, add_tile, jnp.zeros((*x.shape[:2], num_out), jnp.float32))
+    return lax.fori_loop(0, num_used, add_tile, zeros_after(num_used, (*x.shape[:2], num_out)))
+
+
+def zeros_after(count: Int32[Array, ""], shape: tuple[int, ...]) -> Float32[Array, "..."]:
+    """Zeros that are not there before `count`, which is not negative, is known.
+
+    Those that depend on nothing XLA makes for all layers of a program at its start and keeps until each is used: a layer's
+    temporaries would count as often as there are layers.
+    """
+    return jnp.broadcast_to((count < 0).astype(jnp.float32), shape)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int8
 
+from pallas_kernels.common.activations import ACTIVATIONS
 from pallas_kernels.common.int8 import round_steps, vector_scales
 
 RESIDUAL_STEPS = 254.0
@@ -26,12 +29,28 @@ def quantize_rows(x: Float[Array, "M K"], num_terms: int) -> tuple[Int8[Array, "
     return jnp.stack(terms).astype(jnp.int8), scale
 
 
+def epilogue(product: Float32[Array, "M N"], bias: Float[Array, "N"] | None, activation: str | None, out_dtype: Any) -> Float[Array, "M N"]:
+    """What follows a product; float32 up to the end."""
+    if bias is not None:
+        product = product + bias.astype(jnp.float32)[None, :]
+    if activation is not None:
+        product = ACTIVATIONS[activation](product)
+    return product.astype(out_dtype)
+
+
 def int8_matmul(
-    x: Float[Array, "M K"], weight: Int8[Array, "N K"], weight_scale: Float32[Array, "N"], *, num_terms: int = 1
-) -> Float32[Array, "M N"]:
+    x: Float[Array, "M K"],
+    weight: Int8[Array, "N K"],
+    weight_scale: Float32[Array, "N"],
+    *,
+    num_terms: int = 1,
+    bias: Float[Array, "N"] | None = None,
+    activation: str | None = None,
+    out_dtype: Any = jnp.float32,
+) -> Float[Array, "M N"]:
     """See `api.int8_matmul`."""
     q, scale = quantize_rows(x, num_terms)
     # Integers of this size are exact in int32 whatever the order of the sum.
     products = jnp.einsum("cmk,nk->cmn", q.astype(jnp.int32), weight.astype(jnp.int32)).astype(jnp.float32)
     total = products[0] if num_terms == 1 else products[0] + products[1] / RESIDUAL_STEPS
-    return total * scale[:, None] * weight_scale[None, :]
+    return epilogue(total * scale[:, None] * weight_scale[None, :], bias, activation, out_dtype)

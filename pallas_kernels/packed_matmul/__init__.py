@@ -2,6 +2,7 @@
 
 from pallas_kernels.packed_matmul.api import OPERATION, packed_matmul
 from pallas_kernels.packed_matmul.matrix import RUN, PackedMatrix
+from pallas_kernels.packed_matmul.mosaic.grouped import grouped_packed_matmul
 from pallas_kernels.packed_matmul.reference import dequantize
 
-__all__ = ["OPERATION", "RUN", "PackedMatrix", "dequantize", "packed_matmul"]
+__all__ = ["OPERATION", "RUN", "PackedMatrix", "dequantize", "grouped_packed_matmul", "packed_matmul"]

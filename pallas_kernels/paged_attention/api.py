@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32, Num
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.paged_attention import native, reference, xla
+from pallas_kernels.common.one_byte import LARGEST, has_scales
+from pallas_kernels.paged_attention import mosaic, native, reference, xla
 
 OPERATION = Operation(
     name="paged_attention",
-    implementations={"native": native.paged_attention, "xla": xla.paged_attention, "reference": reference.paged_attention},
+    implementations={
+        "mosaic": mosaic.paged_attention,
+        "native": native.paged_attention,
+        "xla": xla.paged_attention,
+        "reference": reference.paged_attention,
+    },
+    if_named={"mosaic": {"interpret": True}},
 )
 
 
@@ -50,7 +56,7 @@ def paged_attention(
         soft_cap: scores become soft_cap * tanh(scores / soft_cap) before the mask (Gemma 2, arXiv:2408.00118, 2).
         sinks: a logit for each query head that joins the softmax's maximum and sum and has no value (gpt_oss,
             `modeling_gpt_oss.eager_attention_forward` of HF transformers). Not capped.
-        k_scales: of int8 keys, what each token and head's vector is multiplied by; else None. May hold NaN where no row looks.
+        k_scales: of keys of one byte a number (int8, float8_e4m3fn), what each token and head's vector is multiplied by; else None. May hold NaN where no row looks.
         v_scales: likewise of values; None with a latent cache.
         value_dim: width of the values; needed for a latent cache only.
         implementation: run this one and no other.
@@ -98,7 +104,8 @@ def _check_scales(k_blocks: Array, v_blocks: Array | None, k_scales: Array | Non
     for blocks, scales, name in ((k_blocks, k_scales, "k_scales"), (v_blocks, v_scales, "v_scales")):
         if blocks is None:
             continue
-        if (blocks.dtype == jnp.int8) != (scales is not None):
-            raise ValueError(f"{name} go with an int8 pool and no other, got {'none' if scales is None else 'some'} for {blocks.dtype}")
+        if has_scales(blocks.dtype) != (scales is not None):
+            got = f"{'none' if scales is None else 'some'} for {blocks.dtype}"
+            raise ValueError(f"{name} go with a pool of {' or '.join(LARGEST)} and no other, got {got}")
         if scales is not None and scales.shape != blocks.shape[:3]:
             raise ValueError(f"{name} {scales.shape} must be {blocks.shape[:3]}")

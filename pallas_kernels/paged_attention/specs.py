@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.common.one_byte import has_scales
+
 MAX_ROW_ERROR = 2e-6
 """float32 against float64; the sums have up to a few hundred terms. An int8 cache is an exact input like any other."""
 
@@ -16,8 +18,9 @@ MAX_ROW_ERROR = 2e-6
 class Spec:
     """A batch: each row is (queries, keys); `num_padding` tokens and `num_padding_rows` rows follow.
 
-    `value_dim` None: as wide as the keys; `is_latent`: values are that many first columns of the keys. Scores of these
-    arguments are of size 1, so a cap has to be about as small to matter.
+    `value_dim` None: as wide as the keys; `is_latent`: values are that many first columns of the keys; `is_freed`: blocks that
+    no query's window reaches have been given back, and the trash block stands in their place. `max_row_error`: against the oracle, see
+    `limit`. Scores of these arguments are of size 1, so a cap has to be about as small to matter.
     """
 
     name: str
@@ -35,6 +38,15 @@ class Spec:
     has_sinks: bool = False
     value_dim: int | None = None
     is_latent: bool = False
+    is_freed: bool = False
+    max_row_error: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """The largest row error that an implementation may have: rounding to bfloat16 is most of it where there is any."""
+        if self.max_row_error is not None:
+            return self.max_row_error
+        return 1e-2 if self.dtype == "bfloat16" else MAX_ROW_ERROR
 
 
 MIX = ((1, 50), (20, 180), (1, 1), (3, 131))
@@ -67,15 +79,62 @@ SPECS = (
     Spec(name="int8", rows=MIX, cache_dtype="int8", head_dim=64, num_padding=5, num_padding_rows=1),
     Spec(name="int8_one_head_per_group", rows=((1, 90), (1, 33)), num_heads=3, num_kv_heads=3, cache_dtype="int8"),
     Spec(name="int8_window", rows=MIX, cache_dtype="int8", window=20),
+    Spec(name="window_freed", rows=MIX, window=20, is_freed=True),
+    Spec(name="int8_window_freed", rows=MIX, window=20, is_freed=True, cache_dtype="int8"),
+    Spec(name="float8", rows=MIX, cache_dtype="float8_e4m3fn", head_dim=64, num_padding=5, num_padding_rows=1),
+    Spec(name="float8_window_sinks", rows=MIX, cache_dtype="float8_e4m3fn", window=20, is_freed=True, has_sinks=True),
     Spec(name="int8_sinks_soft_cap", rows=MIX, cache_dtype="int8", has_sinks=True, soft_cap=1.5),
     Spec(name="narrow_values", rows=MIX, head_dim=48, value_dim=32),
     Spec(name="narrow_values_int8_window", rows=MIX, head_dim=48, value_dim=16, cache_dtype="int8", window=20),
     Spec(name="wide_values", rows=MIX, head_dim=16, value_dim=80),
     Spec(name="latent", rows=MIX, head_dim=48, value_dim=32, num_padding=5, num_padding_rows=1, **LATENT),
     Spec(name="latent_int8", rows=MIX, head_dim=48, value_dim=32, cache_dtype="int8", **LATENT),
+    Spec(name="latent_float8", rows=MIX, head_dim=48, value_dim=32, cache_dtype="float8_e4m3fn", **LATENT),
     Spec(name="latent_576", rows=((1, 70), (3, 40)), num_heads=16, head_dim=576, value_dim=512, **LATENT),
     Spec(name="latent_576_bfloat16_cache", rows=((1, 70),), num_heads=16, head_dim=576, value_dim=512, cache_dtype="bfloat16", **LATENT),
 )
+
+_BFLOAT16 = {"dtype": "bfloat16", "cache_dtype": "bfloat16", "head_dim": 64, "max_row_error": 6e-3}
+_INT8 = _BFLOAT16 | {"cache_dtype": "int8", "max_row_error": 8e-3}
+_FLOAT8 = _INT8 | {"cache_dtype": "float8_e4m3fn"}
+_LATENT = _BFLOAT16 | LATENT | {"num_heads": 16}
+DECODE_SPECS = (
+    Spec(name="partial_blocks", rows=((1, 1), (1, 16), (1, 64), (1, 65), (1, 143)), **_BFLOAT16),
+    Spec(name="padding", rows=((1, 40), (1, 17)), num_padding=2, num_padding_rows=3, **_BFLOAT16),
+    Spec(name="no_context", rows=((0, 0), (1, 17), (0, 0)), num_padding=1, **_BFLOAT16),
+    Spec(name="bfloat16_128_block_32", rows=((1, 150),), block_size=32, **_BFLOAT16 | {"head_dim": 128}),
+    Spec(name="bfloat16_256_block_64", rows=((1, 130),), block_size=64, **_BFLOAT16 | {"head_dim": 256}),
+    Spec(name="block_256", rows=((1, 300), (1, 257)), block_size=256, **_BFLOAT16),
+    Spec(name="block_8", rows=((1, 30),), block_size=8, **_BFLOAT16),
+    Spec(name="float32_queries", rows=((1, 100), (1, 33)), **_BFLOAT16 | {"dtype": "float32"}),
+    Spec(name="one_head_per_group", rows=((1, 90),), num_heads=3, num_kv_heads=3, **_BFLOAT16),
+    Spec(name="sixteen_heads_per_group", rows=((1, 90),), num_heads=16, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="ten_heads_per_group", rows=((1, 90),), num_heads=10, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="parts_of_a_group", rows=((1, 70),), num_heads=66, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="window", rows=((1, 200), (1, 129), (1, 8)), window=32, is_freed=True, **_BFLOAT16),
+    Spec(name="window_of_one", rows=((1, 65), (1, 64)), window=1, is_freed=True, **_BFLOAT16),
+    Spec(name="soft_cap", rows=((1, 150), (1, 3)), soft_cap=1.5, **_BFLOAT16),
+    Spec(name="sinks", rows=((1, 150), (1, 1)), has_sinks=True, **_BFLOAT16),
+    Spec(name="sinks_window_soft_cap", rows=((1, 200), (1, 1)), has_sinks=True, window=70, is_freed=True, soft_cap=1.5, **_BFLOAT16),
+    Spec(name="split", rows=((1, 1300), (1, 500)), num_heads=2, num_kv_heads=1, block_size=64, **_BFLOAT16),
+    Spec(name="split_sinks_window", rows=((1, 1400), (1, 20)), num_heads=2, num_kv_heads=1, block_size=64, window=1100, has_sinks=True, **_BFLOAT16),
+    Spec(name="int8", rows=((1, 150), (1, 1)), num_padding=1, num_padding_rows=1, **_INT8 | {"head_dim": 128}),
+    Spec(name="int8_window_sinks", rows=((1, 150), (1, 33)), window=70, is_freed=True, has_sinks=True, **_INT8),
+    Spec(name="int8_split", rows=((1, 1100),), num_heads=4, num_kv_heads=1, block_size=64, **_INT8),
+    Spec(name="float8", rows=((1, 150), (1, 1)), **_FLOAT8 | {"head_dim": 128}),
+    Spec(name="float8_window_soft_cap", rows=((1, 150), (1, 33)), window=70, is_freed=True, soft_cap=1.5, **_FLOAT8),
+    Spec(name="narrow_values", rows=((1, 90),), value_dim=32, **_BFLOAT16),
+    Spec(name="wide_values", rows=((1, 90),), value_dim=128, **_BFLOAT16),
+    Spec(name="keys_192_values_128", rows=((1, 70),), value_dim=128, **_BFLOAT16 | {"head_dim": 192}),
+    Spec(name="head_dim_80", rows=((1, 90),), **_BFLOAT16 | {"head_dim": 80}),
+    Spec(name="head_dim_96_float8", rows=((1, 90),), **_FLOAT8 | {"head_dim": 96}),
+    Spec(name="head_dim_112", rows=((1, 90),), **_BFLOAT16 | {"head_dim": 112}),
+    Spec(name="latent", rows=((1, 130), (1, 1)), value_dim=512, **_LATENT | {"head_dim": 576}),
+    Spec(name="latent_int8", rows=((1, 70),), value_dim=128, **_LATENT | {"head_dim": 192, "cache_dtype": "int8", "max_row_error": 8e-3}),
+    Spec(name="latent_float8", rows=((1, 70),), value_dim=128, **_LATENT | {"head_dim": 192, "cache_dtype": "float8_e4m3fn"}),
+    Spec(name="latent_48", rows=((1, 70), (1, 16)), value_dim=32, **_LATENT | {"head_dim": 48, "num_heads": 4}),
+)
+"""For the interpreter of the Mosaic GPU decode kernel: few blocks, bfloat16 products."""
 
 
 def static_arguments(spec: Spec) -> dict[str, Any]:
@@ -98,6 +157,10 @@ def make_arguments(spec: Spec, seed: int = 0) -> dict[str, Any]:
         start += count
         for key in range(keys):
             used[tables[row, key // spec.block_size], key % spec.block_size] = True
+        if spec.is_freed and spec.window is not None:
+            num_freed = max(0, keys - spec.rows[row][0] + 1 - spec.window) // spec.block_size
+            used[tables[row, :num_freed]] = False
+            tables[row, :num_freed] = 0
     lengths = [queries for queries, _ in spec.rows] + [0] * spec.num_padding_rows
     k_blocks, k_scales = _pool(draws, spec, used, spec.head_dim)
     v_blocks, v_scales = (None, None) if spec.is_latent else _pool(draws, spec, used, spec.value_dim or spec.head_dim)
@@ -118,8 +181,11 @@ def make_arguments(spec: Spec, seed: int = 0) -> dict[str, Any]:
 def _pool(draws: np.random.Generator, spec: Spec, used: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Vectors of size 1 per column, and their scales."""
     shape = (spec.num_kv_heads, *used.shape, dim)
-    if spec.cache_dtype != "int8":
-        vectors = np.where(used[..., None], draws.standard_normal(shape), np.nan)
-        return vectors.astype(jnp.dtype(spec.cache_dtype)), None
-    steps = np.where(used[..., None], draws.integers(-127, 128, shape), 127).astype(np.int8)
-    return steps, np.where(used, draws.uniform(0.005, 0.025, shape[:3]), np.nan).astype(np.float32)
+    dtype = jnp.dtype(spec.cache_dtype)
+    if not has_scales(dtype):
+        return np.where(used[..., None], draws.standard_normal(shape), np.nan).astype(dtype), None
+    if dtype == jnp.int8:
+        numbers = np.where(used[..., None], draws.integers(-127, 128, shape), 127).astype(dtype)
+    else:
+        numbers = np.where(used[..., None], draws.standard_normal(shape) * 64, np.nan).astype(dtype)
+    return numbers, np.where(used, draws.uniform(0.005, 0.025, shape[:3]), np.nan).astype(np.float32)

@@ -11,14 +11,24 @@ from pallas_kernels.write_kv.api import OPERATION
 from pallas_kernels.write_kv.specs import Spec, make_arguments
 
 SPECS = tuple(
-    Spec(name=f"{count}_tokens_{dtype}", num_tokens=count, num_blocks=1024, num_heads=3, block_size=16, head_dim=64, cache_dtype=dtype)
-    for dtype in ("float32", "int8")
-    for count in (8, 32, 256)
+    Spec(
+        name=f"{count}_tokens_{dtype}",
+        num_tokens=count,
+        num_blocks=1024,
+        num_heads=8,
+        block_size=16,
+        head_dim=128,
+        value_dim=128,
+        dtype="bfloat16",
+        cache_dtype=dtype,
+    )
+    for dtype in ("bfloat16", "int8", "float8_e4m3fn")
+    for count in (1, 32, 256, 4096)
 )
 
 
 def arguments(spec: Spec) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays of one spec. The pool is not donated here, so this counts a copy of it as well."""
+    """Arrays of one spec. The pools are not donated here, so this counts copies of them as well."""
     return make_arguments(spec), {}
 
 

@@ -73,8 +73,7 @@ class LookupModel(nnx.Module):
     def run(self, x: Any, rotation: Any, kv: list[LayerKV], batch: Any) -> tuple[Any, list[LayerKV]]:
         num_tokens = x.shape[0]
         vectors = jnp.zeros((num_tokens, 1, HEAD_DIM), jnp.float32).at[:, 0, 0].set(x)
-        keys, _ = write_kv(kv[0].keys, vectors, batch.slot_mapping[0])
-        values, _ = write_kv(kv[0].values, vectors, batch.slot_mapping[0])
+        keys, values, _, _ = write_kv(kv[0].keys, kv[0].values, vectors, vectors, batch.slot_mapping[0])
         queries = jnp.zeros((num_tokens, 1, HEAD_DIM), jnp.float32)
         mean = paged_attention(queries, keys, values, batch.block_tables[0], batch.query_start_loc, batch.context_lens, scale=1.0)[:, 0, 0]
         length = rotation + 1

@@ -65,6 +65,7 @@ def test_storage() -> None:
 def test_kv_dtype() -> None:
     assert resolve_kv_dtype("auto", jnp.dtype("bfloat16")) == "bfloat16"
     assert resolve_kv_dtype("int8", jnp.dtype("float32")) == "int8"
+    assert resolve_kv_dtype("fp8", jnp.dtype("float32")) == "float8_e4m3fn"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ def test_tensor_parallel_gives_the_same_tokens(llm: LLM, tiny_llama: Path, compi
         assert sorted(collectives) == ["all-gather"] + ["all-reduce"] * (2 * 2 + 1)
 
 
+def test_more_devices_than_kv_heads_give_the_same_tokens(llm: LLM, tiny_llama: Path, compile_cache_dir: Path) -> None:
+    """Two KV heads on four devices: each lies on two, beside one of the two query heads that read it."""
+    split = LLM(model=str(tiny_llama), tensor_parallel_size=4, compile_cache_dir=compile_cache_dir, **SMALL)
+    assert greedy(split, PROMPTS) == greedy(llm, PROMPTS)
+    runner: Any = split.engine.runner
+    assert runner._kv[0].keys.shape[0] == 4
+
+
 def test_int8_and_bfloat16_are_near(llm: LLM, tiny_llama: Path, compile_cache_dir: Path, oracle: LlamaOracle) -> None:
     """Quantized and rounded, but the same model: far nearer than a wrong layer would be."""
     for options, limit in (({"quantization": "int8"}, 0.03), ({"dtype": "bfloat16"}, 0.05)):

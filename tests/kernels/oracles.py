@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pallas_kernels.packed_matmul import PackedMatrix
@@ -52,8 +54,17 @@ def _dequantized(blocks: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
     return blocks.astype(np.float64) * (1.0 if scales is None else scales.astype(np.float64)[..., None])
 
 
-def int8_matmul(x: np.ndarray, weight: np.ndarray, weight_scale: np.ndarray, *, num_terms: int) -> np.ndarray:
-    """Rounding in float32 as specified, products in integers, scales in float64."""
+def int8_matmul(
+    x: np.ndarray,
+    weight: np.ndarray,
+    weight_scale: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    num_terms: int,
+    activation: str | None = None,
+    out_dtype: str = "float32",
+) -> np.ndarray:
+    """Rounding in float32 as specified, products in integers, all else in float64; the result is not rounded to `out_dtype`."""
     output = np.zeros((x.shape[0], weight.shape[0]))
     for row, values in enumerate(x.astype(np.float32)):
         largest = np.abs(values).max()
@@ -65,27 +76,66 @@ def int8_matmul(x: np.ndarray, weight: np.ndarray, weight_scale: np.ndarray, *, 
             second = np.clip(np.rint((steps - first) * np.float32(254)), -127, 127)
             total += (weight.astype(np.int64) @ second.astype(np.int64)) / 254
         output[row] = total * float(scale) * weight_scale.astype(np.float64)
-    return output
+    return activated(output if bias is None else output + bias.astype(np.float64), activation)
+
+
+def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
+    """The textbook formulas, number by number where numpy has none."""
+    match activation:
+        case None:
+            return x
+        case "silu":
+            return x / (1 + np.exp(-np.maximum(x, -700)))
+        case "gelu":
+            return x * np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x.flat]).reshape(x.shape)
+        case "gelu_tanh":
+            return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+    raise ValueError(f"no oracle for {activation!r}")
 
 
 def write_kv(
-    blocks: np.ndarray, new: np.ndarray, slot_mapping: np.ndarray, scales: np.ndarray | None = None
+    k_blocks: np.ndarray,
+    v_blocks: np.ndarray | None,
+    k: np.ndarray,
+    v: np.ndarray | None,
+    slot_mapping: np.ndarray,
+    k_scales: np.ndarray | None = None,
+    v_scales: np.ndarray | None = None,
+) -> tuple[np.ndarray | None, ...]:
+    """Keys, values and their scales, one vector at a time."""
+    keys, key_scales = _written(k_blocks, k, slot_mapping, k_scales)
+    values, value_scales = (None, None) if v_blocks is None or v is None else _written(v_blocks, v, slot_mapping, v_scales)
+    return keys, values, key_scales, value_scales
+
+
+def _written(
+    blocks: np.ndarray, new: np.ndarray, slot_mapping: np.ndarray, scales: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """One vector at a time; int8 steps are rounded in float32 as specified."""
+    """Numbers of one byte are rounded from float32 products, as specified."""
     written, written_scales = blocks.copy(), None if scales is None else scales.copy()
     block_size = blocks.shape[2]
+    is_int8 = blocks.dtype == np.int8
     for vectors, slot in zip(new, slot_mapping, strict=True):
         if slot >= blocks.shape[1] * block_size:
             continue
-        for head, vector in enumerate(vectors):
+        for head, vector in enumerate(vectors.astype(np.float32)):
             place = head, slot // block_size, slot % block_size
             if written_scales is None:
                 written[place] = vector
                 continue
             largest = np.abs(vector).max()
-            written_scales[place] = largest / np.float32(127) if largest else np.float32(1)
-            written[place] = np.clip(np.rint(vector / written_scales[place]), -127, 127)
+            scale = largest * (np.float32(1) / np.float32(127 if is_int8 else 448)) if largest > 2.0**-100 else np.float32(1)
+            numbers = vector * (np.float32(1) / scale)
+            written_scales[place] = scale
+            written[place] = np.clip(np.rint(numbers), -127, 127) if is_int8 else nearest_float8(numbers).view(blocks.dtype)
     return written, written_scales
+
+
+def nearest_float8(numbers: np.ndarray) -> np.ndarray:
+    """The codes (uint8) of the nearest float8_e4m3fn, of two the one with an even mantissa; the largest beyond 448."""
+    codes = np.concatenate([np.arange(0, 127, 2), np.arange(1, 127, 2)]).astype(np.uint8)  # of two equally near the first is taken
+    nearest = codes[np.argmin(np.abs(np.abs(numbers.astype(np.float64))[..., None] - float8_e4m3fn(codes)), axis=-1)]
+    return (nearest + np.where(np.signbit(numbers), 128, 0)).astype(np.uint8)
 
 
 def packed_matrix(matrix: PackedMatrix) -> np.ndarray:

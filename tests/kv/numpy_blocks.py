@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[KVGroupSpec, ...]] = {
     ),
     "bfloat16": (KVGroupSpec(kind="full", layers=(0, 1), tensors=pair("bfloat16")),),
     "int8": (KVGroupSpec(kind="full", layers=(0, 1), tensors=pair("int8")),),
+    "float8": (KVGroupSpec(kind="full", layers=(0, 1), tensors=pair("float8_e4m3fn")),),
     "latent": (
         KVGroupSpec(kind="latent", layers=(0, 1), tensors=(KVTensorSpec(name="keys", num_heads=1, head_dim=12, dtype="bfloat16"),)),
     ),

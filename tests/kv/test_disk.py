@@ -29,7 +29,7 @@ def block(seed: int = 0, dtype: str = "bfloat16") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     tensors = {name: np.frombuffer(rng.bytes(3 * 2 * 4 * 8 * kind.itemsize), kind).reshape(3, 2, 4, 8) for name in ("keys", "values")}
-    if dtype == "int8":
+    if kind.itemsize == 1:
         tensors |= {name: rng.random((3, 2, 4), np.float32) for name in ("key_scales", "value_scales")}
     return tensors
 
@@ -60,7 +60,7 @@ def warnings_of(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_a_block_survives_a_restart_bit_for_bit(tmp_path, dtype):
     first, written = DiskBlocks(tmp_path / "a" / "kv", MIB), block(1, dtype)
     first.write(ENTRY, written)

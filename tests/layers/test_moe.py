@@ -61,6 +61,7 @@ def test_every_pair_stands_in_a_tile_of_its_expert(name: str, tile_rows: int) ->
 
 def test_tile_rows_follow_the_batch() -> None:
     assert [pick_tile_rows(pairs, 8) for pairs in (2, 64, 65, 512, 100_000)] == [8, 8, 16, 64, 64]
+    assert [pick_tile_rows(pairs, 8, 256) for pairs in (512, 2047, 2048, 4096, 100_000)] == [64, 64, 128, 256, 256]
 
 
 class Oracle:

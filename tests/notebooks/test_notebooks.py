@@ -23,6 +23,7 @@ SMALL = {
     "01_quickstart": {"MAX_TOKENS": 8, "MEASURED_TOKENS": 4, "CONCURRENCIES": (1, 32)},
     "02_quantization": {"NUM_WINDOWS": 1, "WINDOW": 32, "LAYERS": (0, 29)},
     "03_kv_memory": {"NUM_REQUESTS": 600, "TURNS": 3, "LENGTHS": (16, 64, 128), "PROMPT_TOKENS": 256, "ANSWER_TOKENS": 16, "REPEATS": 1},
+    "04_kernels_roofline": {"COUNTED": 1},
 }
 """Parameters of each notebook that make it short."""
 
@@ -104,6 +105,19 @@ async def test_kv_memory_runs(smollm2_path: Path) -> None:
     assert shares["max"] > shares["pow2"] > shares["oracle"] > 30
     assert shares["paged"] < 4
     check_pictures(notebook, count=7)
+
+
+async def test_kernels_roofline_runs() -> None:
+    """Its own cells assert what must hold: bytes moved, and what fewer bits bring. Nothing unmeasured is shown as measured."""
+    notebook = with_parameters(jupytext.read(FOLDER / "04_kernels_roofline.ipynb"), SMALL["04_kernels_roofline"])
+    await execute(notebook, folder=FOLDER, timeout_seconds=100)
+    text = "".join(output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout")
+    floors = re.findall(r"^(\w+ \w+) +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+  (?:memory|products)$", text, flags=re.MULTILINE)
+    assert len(floors) > 40
+    assert len(floors) == len(set(floors))
+    assert re.search(r" (1\.0[0-4]\d|0\.999)$", text, flags=re.MULTILINE), "no kernel's bytes were counted"
+    assert ("no measurement of a GPU" in text) != ("measured on" in text)
+    check_pictures(notebook, count=2)
 
 
 def check_pictures(notebook: nbformat.NotebookNode, *, count: int) -> None:
