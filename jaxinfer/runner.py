@@ -99,9 +99,13 @@ class ModelRunner:
         jobs += self.mover.compile_jobs() if self.mover is not None else []
         # Tracing holds the interpreter's lock, compiling does not.
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            for done, future in enumerate(as_completed([pool.submit(job) for job in jobs])):
-                future.result()
-                on_program(done + 1, len(jobs))
+            try:
+                for done, future in enumerate(as_completed([pool.submit(job) for job in jobs])):
+                    future.result()
+                    on_program(done + 1, len(jobs))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # whatever is wrong is told before the rest is compiled
+                raise
         return len(jobs)
 
     def lower_forward(self, spec: StepSpec) -> jax.stages.Lowered:

@@ -14,7 +14,7 @@
 
 # %% tags=["parameters"]
 DEVICE = "h200"  # or "h100"
-COUNTED = 3  # kernels whose bytes are counted; None: all
+COUNTED = None  # kernels whose bytes are counted; None: all
 SHARE = 0.8  # of the floor's speed that a good kernel reaches, for the predictions of a whole step
 
 # %%

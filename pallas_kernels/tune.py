@@ -83,6 +83,28 @@ def keys_of(case: Case, call: Callable[[Any], Any]) -> list[str]:
     return list(dict.fromkeys(trial.keys))
 
 
+def fitting(case: Case, key: str, configs: list[Config]) -> list[Config]:
+    """Those candidates that are of the kernel which looks the key up: others of the operation have other fields."""
+    groups: dict[frozenset[str], list[Config]] = {}
+    for config in configs:
+        groups.setdefault(frozenset(config), []).append(config)
+    return [config for group in groups.values() if len(groups) == 1 or _is_taken(case, key, group[0]) for config in group]
+
+
+def _is_taken(case: Case, key: str, config: Config) -> bool:
+    call, struct = caller(case), jax.eval_shape(case.make, jax.random.key(0))
+    try:
+        with tuned.trying(case.operation, key.split(" ", 1)[0], config):
+            jax.eval_shape(call, struct)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            return False
+        raise
+    except UnsupportedByKernel:
+        return True  # the next one of its kind may fit
+    return True
+
+
 def caller(case: Case) -> Callable[[Any], Any]:
     """The operation with a case's static arguments."""
     run = getattr(importlib.import_module(f"pallas_kernels.{case.operation}.api"), case.operation)
@@ -130,7 +152,7 @@ class Timer:
 def tune(operation: str, *, is_tiny: bool, deadline: float, report: Callable[[str], None]) -> dict[str, Entry]:
     """Measure every served case of an operation; by key."""
     entries: dict[str, Entry] = {}
-    configs = candidates(operation)[: TINY_CANDIDATES if is_tiny else None]
+    configs = candidates(operation)
     for case in cases(operation, is_tiny=is_tiny):
         try:
             keys = keys_of(case, caller(case))
@@ -141,7 +163,8 @@ def tune(operation: str, *, is_tiny: bool, deadline: float, report: Callable[[st
             if time.monotonic() > deadline:
                 report(f"{operation} {case.name}: left out, the time is up")
                 return entries
-            _tune_case(case, key, configs, entries.setdefault(key, Entry()), is_tiny, report)
+            taken = fitting(case, key, configs)[: TINY_CANDIDATES if is_tiny else None]
+            _tune_case(case, key, taken, entries.setdefault(key, Entry()), is_tiny, report)
         if is_tiny and entries:
             break
     return entries
@@ -213,12 +236,14 @@ def main() -> None:
 
 
 def _tune_all(args: argparse.Namespace, deadline: float) -> Iterator[tuple[str, dict[str, int]]]:
-    for operation in args.operations:
+    for index, operation in enumerate(args.operations):
         is_tunable = IMPLEMENTATION in discovery.operation(operation).implementations
         if not is_tunable or not candidates(operation):
             print(f"{operation}: has no kernel for GPUs that lists candidates")
             continue
-        entries = tune(operation, is_tiny=args.tiny, deadline=deadline, report=lambda line: print(line, flush=True))
+        now = time.monotonic()
+        share = now + (deadline - now) / (len(args.operations) - index)  # what one leaves, the others have
+        entries = tune(operation, is_tiny=args.tiny, deadline=share, report=lambda line: print(line, flush=True))
         path = tuned.table_path(operation, mosaic.device().kind, args.out or tuned.PACKAGE)
         yield operation, {"keys": len(entries), "entries": write_table(path, entries)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,18 +107,22 @@ def load_random(slots: list[WeightSlot], checkpoint: Checkpoint, mesh: Mesh, on_
         if len(slot.spec.shape) == 1:  # a norm
             made = [jnp.ones(leaf.shape, leaf.dtype, device=leaf.sharding) for leaf in leaves]
         else:
-            made = [_random(leaf, scale, is_quantized)(key) for leaf, key in zip(leaves, keys, strict=True)]
+            made = [
+                _random(leaf.shape, leaf.dtype, leaf.sharding, scale, is_quantized)(key) for leaf, key in zip(leaves, keys, strict=True)
+            ]
         setattr(slot.module, slot.name, nnx.Param(jax.tree.unflatten(tree, made)))
         on_tensor(done + 1, len(slots))
 
 
-def _random(leaf: jax.ShapeDtypeStruct, scale: float, is_quantized: bool) -> Callable[[jax.Array], jax.Array]:
-    """Codes over their whole range with one scale for all; or normal floats."""
-    if jnp.issubdtype(leaf.dtype, jnp.integer):
-        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        make = lambda key: jax.random.bits(key, leaf.shape, unsigned).astype(leaf.dtype)  # noqa: E731
-    elif is_quantized:
-        make = lambda key: jnp.full(leaf.shape, scale / 64, leaf.dtype)  # noqa: E731
-    else:
-        make = lambda key: jax.random.normal(key, leaf.shape, leaf.dtype) * jnp.asarray(scale, leaf.dtype)  # noqa: E731
-    return jax.jit(make, out_shardings=leaf.sharding)
+@lru_cache(maxsize=64)
+def _random(shape: tuple[int, ...], dtype: Any, sharding: Any, scale: float, is_quantized: bool) -> Callable[[jax.Array], jax.Array]:
+    """A program for all parameters of one shape. Codes over their whole range with one scale for all; or normal floats."""
+
+    def make(key: jax.Array) -> jax.Array:
+        if jnp.issubdtype(dtype, jnp.integer):
+            return jax.random.bits(key, shape, jnp.dtype(f"uint{8 * dtype.itemsize}")).astype(dtype)
+        if is_quantized:
+            return jnp.full(shape, scale / 64, dtype)
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(scale, dtype)
+
+    return jax.jit(make, out_shardings=sharding)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import pkgutil
 import platform
 import shutil
 import sys
@@ -104,17 +102,14 @@ def _why_no_gpu() -> str:
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    import pallas_kernels
-    from pallas_kernels.common.dispatch import Operation
+    import jax
 
-    for found in pkgutil.iter_modules(pallas_kernels.__path__, "pallas_kernels."):
-        if not found.ispkg or found.name == "pallas_kernels.common":
-            continue
-        operation = importlib.import_module(f"{found.name}.api").OPERATION
-        assert isinstance(operation, Operation), f"{found.name}.api.OPERATION is a {type(operation).__name__}"
-        bench = importlib.import_module(f"{found.name}.bench")
+    from pallas_kernels.common import discovery, served
+
+    for operation in discovery.operations():
+        case = served.cases(operation.name, is_tiny=True)[0]
         try:
-            chosen, refusals = operation.choice(*bench.arguments(bench.SPECS[0]))
+            chosen, refusals = operation.choice(jax.eval_shape(case.make, jax.random.key(0)), case.static)
         except RuntimeError:  # no backend starts, which the section on devices tells
             yield operation.name, f"of {', '.join(operation.implementations)}: unknown without a device"
             continue

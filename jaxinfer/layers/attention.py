@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxinfer.layers.norm import NormStyle, RMSNorm
 from jaxinfer.layers.rope import rotate
 from jaxinfer.layers.weights import Source, WeightSpec, param
 from pallas_kernels.paged_attention import paged_attention
-from pallas_kernels.write_kv import write_kv
+from pallas_kernels.write_kv import rotate_and_write_kv, write_kv
 
 MIN_KEY_BIAS = 1e-3
 """Added to the size of a bias: next to keys, which are of the order of one, less is nothing."""
@@ -119,37 +119,51 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T E"], rotation: Float32[Array, "R T D"] | None, kv: LayerKV, batch: ForwardBatch
     ) -> tuple[Float[Array, "T E"], LayerKV]:
         """Write the batch's keys and values, then attend; the cache that goes in is donated."""
-        q, k, v = self.qkv.split(self.qkv(x))
-        if self.spec.qk_norm == "all":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (part.reshape(x.shape[0], -1, self.spec.head_dim) for part in (q, k, v))
-        if self.spec.qk_norm == "head":
-            q, k = self.q_norm(q), self.k_norm(k)
-        if kv.key_scales is not None and self.qkv.has_bias and self.spec.qk_norm is None:
-            factors = self._key_factors(0 if self.spec.rope is None or rotation is None else rotation.shape[-1])
-            k = (k.astype(jnp.float32) / factors).astype(k.dtype)
-            q = (q.astype(jnp.float32) * jnp.repeat(factors, q.shape[1] // k.shape[1], axis=1)).astype(q.dtype)
-        if self.spec.rope is not None:
-            assert rotation is not None
-            q, k = rotate(q, rotation[self.spec.rope]), rotate(k, rotation[self.spec.rope])
+        write, new, new_specs = self._what_to_write(x, rotation, kv)
         sinks = self.sinks.get_value().astype(jnp.float32) if self.has_sinks else None
         rows = (batch.slot_mapping[self.spec.group], batch.block_tables[self.spec.group], batch.query_start_loc, batch.context_lens)
         heads, pools = sharding.spec(None, "heads", None), _specs(kv)
         attend = jax.shard_map(
             partial(
                 _write_and_attend,
+                write=write,
                 scale=self.spec.scale,
                 window=self.spec.window,
                 soft_cap=self.spec.soft_cap,
                 implementation=batch.attention_implementation,
             ),
             mesh=self.mesh,
-            in_specs=(heads, heads, heads, pools, sharding.spec("heads"), *[PartitionSpec()] * 4),
+            in_specs=(new_specs, pools, sharding.spec("heads"), *[PartitionSpec()] * 4),
             out_specs=(heads, pools),
             check_vma=False,  # the attention loop's carry starts equal on all devices and varies later
         )
-        attended, kv = attend(q, k, v, kv, sinks, *rows)
+        attended, kv = attend(new, kv, sinks, *rows)
         return self.out(attended.reshape(x.shape[0], -1)), kv
+
+    def _what_to_write(self, x: Float[Array, "T E"], rotation: Float32[Array, "R T D"] | None, kv: LayerKV) -> tuple[Any, Any, Any]:
+        """How queries, keys and values are written, what from, and how that lies on the mesh.
+
+        Where nothing but a rotation of whole heads lies between the projection and the cache, one kernel does both.
+        """
+        fused = self.qkv(x)
+        divides_keys = kv.key_scales is not None and self.qkv.has_bias and self.spec.qk_norm is None
+        turned = None if self.spec.rope is None or rotation is None else rotation[self.spec.rope]
+        if turned is not None and turned.shape[-1] == self.spec.head_dim and self.spec.qk_norm is None and not divides_keys:
+            return _rotate_and_write, (fused, turned), (sharding.spec(None, "heads"), PartitionSpec())
+        q, k, v = self.qkv.split(fused)
+        if self.spec.qk_norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.reshape(x.shape[0], -1, self.spec.head_dim) for part in (q, k, v))
+        if self.spec.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if divides_keys:
+            factors = self._key_factors(0 if turned is None else turned.shape[-1])
+            k = (k.astype(jnp.float32) / factors).astype(k.dtype)
+            q = (q.astype(jnp.float32) * jnp.repeat(factors, q.shape[1] // k.shape[1], axis=1)).astype(q.dtype)
+        if self.spec.rope is not None:
+            assert turned is not None
+            q, k = rotate(q, turned), rotate(k, turned)
+        return _write, (q, k, v), (sharding.spec(None, "heads", None),) * 3
 
     def _key_factors(self, rotated_size: int) -> Float32[Array, "1 K D"]:
         """What keys are divided by, and queries multiplied by, before keys are rounded to int8; scores stay what they were.
@@ -172,14 +186,24 @@ def _specs(kv: LayerKV) -> LayerKV:
     return LayerKV(pool, pool, None if kv.key_scales is None else scales, None if kv.value_scales is None else scales)
 
 
+def _write(q, k, v, kv, slot_mapping):
+    return q, LayerKV(*write_kv(kv.keys, kv.values, k, v, slot_mapping, kv.key_scales, kv.value_scales))
+
+
+def _rotate_and_write(fused, rotation, kv, slot_mapping):
+    qkv = fused.reshape(fused.shape[0], -1, kv.keys.shape[3])
+    q, *pools = rotate_and_write_kv(qkv, rotation, kv.keys, kv.values, slot_mapping, kv.key_scales, kv.value_scales)
+    return q, LayerKV(*pools)
+
+
 def _write_and_attend(
-    q, k, v, kv, sinks, slot_mapping, block_tables, query_start_loc, context_lens, *, scale, window, soft_cap, implementation
+    new, kv, sinks, slot_mapping, block_tables, query_start_loc, context_lens, *, write, scale, window, soft_cap, implementation
 ):
-    keys, values, key_scales, value_scales = write_kv(kv.keys, kv.values, k, v, slot_mapping, kv.key_scales, kv.value_scales)
+    q, kv = write(*new, kv, slot_mapping)
     attended = paged_attention(
         q,
-        keys,
-        values,
+        kv.keys,
+        kv.values,
         block_tables,
         query_start_loc,
         context_lens,
@@ -187,8 +211,8 @@ def _write_and_attend(
         window=window,
         soft_cap=soft_cap,
         sinks=sinks,
-        k_scales=key_scales,
-        v_scales=value_scales,
+        k_scales=kv.key_scales,
+        v_scales=kv.value_scales,
         implementation=implementation,
     )
-    return attended, LayerKV(keys, values, key_scales, value_scales)
+    return attended, kv

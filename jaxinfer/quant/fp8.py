@@ -1,6 +1,6 @@
 """float8_e4m3fn weights with float scales per tensor, per output channel or per block, activations in floats.
 
-They stay a byte each in memory on every device and are turned into floats inside the product: in registers on a CPU, in XLA's
+They stay a byte each in memory on every device and are turned into floats inside the product: in registers on a CPU and on Hopper, in XLA's
 dequantization elsewhere. Activations are not rounded to 8 bits, whatever the checkpoint was made for.
 """
 

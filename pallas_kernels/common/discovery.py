@@ -29,10 +29,15 @@ def operation_names() -> list[str]:
 
 
 def kernel_modules(operation: str) -> Iterator[ModuleType]:
-    """Modules of an operation that hold a Mosaic GPU kernel: `mosaic...` with a `Config` and a `pick_config`."""
+    """Modules of an operation that say how a Mosaic GPU kernel is cut up: `mosaic...`, with a class whose name ends in `Config`."""
     package = importlib.import_module(f"pallas_kernels.{operation}")
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if ".mosaic" in found.name:
             module = importlib.import_module(found.name)
-            if getattr(getattr(module, "Config", None), "__module__", None) == found.name and hasattr(module, "pick_config"):
+            if any(name.endswith("Config") and value.__module__ == found.name for name, value in classes(module)):
                 yield module
+
+
+def classes(module: ModuleType) -> list[tuple[str, type]]:
+    """Classes that a module defines or imports."""
+    return [(name, value) for name, value in vars(module).items() if isinstance(value, type)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,13 +47,30 @@ def and_or(words: UInt16[Array, "N W"], mask: int, others: int) -> UInt16[Array,
 
     def on_device(register: ir.Value) -> ir.Value:
         assembly = f"lop3.b32 $0, $1, {_twice(mask):#x}, {_twice(others):#x}, {AND_OR:#x};"
-        return llvm.inline_asm(_lane(), [register], assembly, "=r,r")
+        result = llvm.inline_asm(_lane(), [register], assembly, "=r,r")
+        assert isinstance(result, ir.Value)
+        return result
 
     return _inline(on_device, lambda array: array & np.uint16(mask) | np.uint16(others), words)
 
 
+@contextlib.contextmanager
+def modelling() -> Generator[None]:
+    """Inside, the models run: for tests of formulas outside of kernels, traced inside."""
+    token = _IS_MODELLING.set(True)
+    try:
+        yield
+    finally:
+        _IS_MODELLING.reset(token)
+
+
+_IS_MODELLING: ContextVar[bool] = ContextVar("is_modelling", default=False)
+
+
 def _inline(on_device: Callable[[Any], Any], model: Callable[[Array], Array], words: Array) -> Array:
     """`on_device` for each register of `words`."""
+    if _IS_MODELLING.get():
+        return model(words)
 
     def each(_: Any, array: FragmentedArray) -> FragmentedArray:
         registers = np.empty_like(array.registers)
@@ -61,7 +80,7 @@ def _inline(on_device: Callable[[Any], Any], model: Callable[[Array], Array], wo
             registers[index] = vector.bitcast(register.type, vector.broadcast(one, on_device(number)))
         return FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
 
-    each.model = model  # read by the interpreter
+    setattr(each, "model", model)  # noqa: B010  read by the interpreter
     return_type = plgpu.ShapeDtypeStruct(words.shape, words.dtype, layout=LAYOUT)
     return plgpu.inline_mgpu(arg_types=(LAYOUT,), return_type=return_type)(each)(words)
 

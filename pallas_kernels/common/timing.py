@@ -43,6 +43,7 @@ def chain(
     rounds_in_body = -(-wanted // num_sets)
     calls_in_body = rounds_in_body * num_sets
     num_rounds = max(1, num_calls // calls_in_body)
+    call = jax.jit(call)  # traced and lowered once, not once for each call
     result = jax.eval_shape(call, struct)
     counter = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -122,8 +123,10 @@ class Chain:
         What is missing from `seconds` is the launching of kernels, which weighs on those that take microseconds.
         """
         result = jax.block_until_ready(self._first_result())
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # only the device is of interest, and tracing Python takes its time
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with jax.profiler.trace(folder, profiler_options=options):
                 jax.block_until_ready(self.compiled(sets, result))
             files = list(Path(folder).rglob("*.xplane.pb"))
             spans = kernel_spans(jax.profiler.ProfileData.from_file(str(files[0]))) if files else []

@@ -127,8 +127,8 @@ def refuse(x: Array, weight: Array) -> None:
     """Raise UnsupportedByKernel for what the kernel does not take."""
     if x.dtype != weight.dtype or str(x.dtype) not in DTYPES:
         raise UnsupportedByKernel(f"rows and weights must both be {' or '.join(DTYPES)}, got {x.dtype} and {weight.dtype}")
-    if weight.shape[2] % 16 or weight.shape[1] % 4:
-        raise UnsupportedByKernel(f"inputs must be a multiple of 16 and outputs of 4, got {weight.shape[2]} and {weight.shape[1]}")
+    if weight.shape[2] % 16 or weight.shape[1] % 8:
+        raise UnsupportedByKernel(f"inputs must be a multiple of 16 and outputs of 8, got {weight.shape[2]} and {weight.shape[1]}")
 
 
 def memory(config: Config, tile_rows: int, num_inputs: int, dtype: Any) -> dict[str, Any]:

@@ -27,6 +27,8 @@ def _grouped(name: str, num_tokens: int, *, num_experts: int, per_token: int, nu
     """Every token draws its experts at random; tiles are as `layers.moe` makes them."""
     num_pairs = num_tokens * per_token
     tile_rows = next(rows for rows in (8, 16, 32, 64) if rows * num_experts >= num_pairs or rows == 64)
+    while tile_rows in (64, 128) and 4 * tile_rows * num_experts <= num_pairs:
+        tile_rows *= 2
     draws = np.random.default_rng(0)
     chosen = np.concatenate([draws.permutation(num_experts)[:per_token] for _ in range(num_tokens)])
     tiles_of = -(-np.bincount(chosen, minlength=num_experts) // tile_rows)

@@ -32,8 +32,8 @@ SPECS = (
     Spec(name="nothing_at_all", tiles=(0, 0, 0), num_empty=4),
     Spec(name="odd_sizes", tiles=(2, 0, 1), num_empty=1, tile_rows=3, num_outputs=37, num_inputs=51),
     Spec(name="one_row_tiles", tiles=(1, 0, 2), tile_rows=1, num_outputs=7, num_inputs=5),
-    Spec(name="bfloat16", tiles=(1, 0, 2), num_empty=1, tile_rows=16, num_outputs=100, num_inputs=208, dtype="bfloat16"),
-    Spec(name="bfloat16_halves", tiles=(1, 2), num_outputs=64, num_inputs=96, dtype="bfloat16"),
+    Spec(name="bfloat16", tiles=(1, 0, 2), num_empty=1, tile_rows=16, num_outputs=104, num_inputs=208, dtype="bfloat16"),
+    Spec(name="bfloat16_halves", tiles=(1, 2), num_empty=1, num_outputs=64, num_inputs=96, dtype="bfloat16"),
     Spec(name="bfloat16_eight_rows", tiles=(0, 2, 1), num_empty=1, num_outputs=192, num_inputs=128, dtype="bfloat16"),
     Spec(name="wide", tiles=(1, 3, 0, 2), num_empty=1, tile_rows=16, num_outputs=256, num_inputs=1024),
 )

@@ -5,22 +5,32 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.packed_matmul import native, reference, xla
+from pallas_kernels.packed_matmul import mosaic, native, reference, xla
 from pallas_kernels.packed_matmul.matrix import RUN, PackedMatrix
 
 OPERATION = Operation(
     name="packed_matmul",
-    implementations={"native": native.packed_matmul, "xla": xla.packed_matmul, "reference": reference.packed_matmul},
+    implementations={
+        "mosaic": mosaic.packed_matmul,
+        "native": native.packed_matmul,
+        "xla": xla.packed_matmul,
+        "reference": reference.packed_matmul,
+    },
+    if_named={"mosaic": {"interpret": True}},
 )
 
 __all__ = ["OPERATION", "PackedMatrix", "packed_matmul"]
 
 
 def packed_matmul(x: Float[Array, "M K"], matrix: PackedMatrix, *, implementation: str | None = None) -> Float32[Array, "M N"]:
-    """x @ matrix.T, float activations times a matrix that stays packed (W4A16, W8A16 and the like), in float32.
+    """x @ matrix.T, float activations times a matrix that stays packed, in float32.
 
-    On a CPU activations are float32 throughout, and a row of the result has the same bits whatever the other rows are.
-    Elsewhere the matrix is dequantized to the dtype of x and multiplied with sums in float32.
+    This one operation is W8A16 (int8 or float8 codes) and W4A16 (an int4 product with groups), and what GGUF, GPTQ, AWQ and MXFP4
+    files hold: the formats differ in a `PackedMatrix`, not in the call.
+
+    On a CPU activations are float32 throughout; on Hopper GPUs bfloat16 ones are multiplied with codes as they are, which is exact,
+    and sums are scaled in float32. In both a row of the result has the same bits whatever the other rows are. What neither takes is
+    dequantized to the dtype of x and multiplied with sums in float32.
 
     Raises:
         ValueError: shapes that do not fit each other, or a number of bits other than 4, 5, 6 and 8.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -34,6 +34,8 @@ class Spec:
     has_zeros: bool = False
     zero: int = 0
     codebook: tuple[float, ...] | None = None
+    dtype: str = "float32"
+    """Of the activations."""
 
 
 SPECS = (
@@ -55,6 +57,23 @@ SPECS = (
     Spec(name="decode", num_rows=32, num_outputs=960, num_inputs=576, has_offsets=True),
 )
 
+_MOSAIC = (
+    Spec(name="int8_per_row", num_rows=3, num_outputs=71, num_inputs=512, bits=8, group_size=0, codes="int8", scales="float32"),
+    Spec(name="int8_groups", num_rows=9, num_outputs=64, num_inputs=128, bits=8, codes="int8"),
+    Spec(name="uint8_zeros", num_rows=3, num_outputs=64, num_inputs=128, bits=8, group_size=64, has_zeros=True),
+    Spec(name="float8_per_row", num_rows=1, num_outputs=64, num_inputs=96, bits=8, group_size=0, codes="float8_e4m3fn", scales="float32"),
+    Spec(name="float8_blocks", num_rows=3, num_outputs=64, num_inputs=256, bits=8, group_size=128, codes="float8_e4m3fn", scales="float32"),
+    Spec(name="symmetric", num_rows=3, num_outputs=45, num_inputs=256, zero=8),
+    Spec(name="group_of_row", num_rows=3, num_outputs=64, num_inputs=128, group_size=0, scales="float32", zero=8),
+    Spec(name="zeros_of_128", num_rows=3, num_outputs=96, num_inputs=384, group_size=128, has_zeros=True),
+    Spec(name="offsets", num_rows=3, num_outputs=64, num_inputs=192, has_offsets=True),
+    Spec(name="two_levels", num_rows=3, num_outputs=64, num_inputs=512, scales="uint8", per_super=8, has_offsets=True),
+    Spec(name="codebook", num_rows=3, num_outputs=64, num_inputs=128, scales="bfloat16", codebook=FP4_VALUES),
+    Spec(name="large_groups", num_rows=20, num_outputs=64, num_inputs=512, group_size=256, zero=8),
+)
+MOSAIC_SPECS = tuple(replace(spec, dtype="bfloat16") for spec in _MOSAIC)
+"""Small, for the interpreter; every format that the kernel for GPUs takes. Activations are rounded to bfloat16."""
+
 
 def make_arguments(spec: Spec, seed: int = 0) -> dict[str, Any]:
     """Activations with outliers and a row of zeros where there are several; codes over their whole range, scales that differ a
@@ -64,7 +83,7 @@ def make_arguments(spec: Spec, seed: int = 0) -> dict[str, Any]:
     x[:, 0] *= 40
     if spec.num_rows > 1:
         x[1] = 0
-    return {"x": x, "matrix": make_matrix(spec, draws)}
+    return {"x": x.astype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype), "matrix": make_matrix(spec, draws)}
 
 
 def make_matrix(spec: Spec, draws: np.random.Generator) -> PackedMatrix:

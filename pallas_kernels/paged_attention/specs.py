@@ -51,7 +51,7 @@ class Spec:
 
 MIX = ((1, 50), (20, 180), (1, 1), (3, 131))
 LONG = ((1, 1100), (20, 1040), (1, 1024), (3, 1026), (1, 2100), (1, 30))
-LATENT = {"num_kv_heads": 1, "is_latent": True}
+LATENT: dict[str, Any] = {"num_kv_heads": 1, "is_latent": True}
 SPECS = (
     Spec(name="one_token", rows=((1, 1),)),
     Spec(name="decode", rows=((1, 5), (1, 128), (1, 129), (1, 300))),
@@ -94,10 +94,10 @@ SPECS = (
     Spec(name="latent_576_bfloat16_cache", rows=((1, 70),), num_heads=16, head_dim=576, value_dim=512, cache_dtype="bfloat16", **LATENT),
 )
 
-_BFLOAT16 = {"dtype": "bfloat16", "cache_dtype": "bfloat16", "head_dim": 64, "max_row_error": 6e-3}
-_INT8 = _BFLOAT16 | {"cache_dtype": "int8", "max_row_error": 8e-3}
-_FLOAT8 = _INT8 | {"cache_dtype": "float8_e4m3fn"}
-_LATENT = _BFLOAT16 | LATENT | {"num_heads": 16}
+_BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "cache_dtype": "bfloat16", "head_dim": 64, "max_row_error": 6e-3}
+_INT8: dict[str, Any] = _BFLOAT16 | {"cache_dtype": "int8", "max_row_error": 8e-3}
+_FLOAT8: dict[str, Any] = _INT8 | {"cache_dtype": "float8_e4m3fn"}
+_LATENT: dict[str, Any] = _BFLOAT16 | LATENT | {"num_heads": 16}
 DECODE_SPECS = (
     Spec(name="partial_blocks", rows=((1, 1), (1, 16), (1, 64), (1, 65), (1, 143)), **_BFLOAT16),
     Spec(name="padding", rows=((1, 40), (1, 17)), num_padding=2, num_padding_rows=3, **_BFLOAT16),
@@ -117,7 +117,16 @@ DECODE_SPECS = (
     Spec(name="sinks", rows=((1, 150), (1, 1)), has_sinks=True, **_BFLOAT16),
     Spec(name="sinks_window_soft_cap", rows=((1, 200), (1, 1)), has_sinks=True, window=70, is_freed=True, soft_cap=1.5, **_BFLOAT16),
     Spec(name="split", rows=((1, 1300), (1, 500)), num_heads=2, num_kv_heads=1, block_size=64, **_BFLOAT16),
-    Spec(name="split_sinks_window", rows=((1, 1400), (1, 20)), num_heads=2, num_kv_heads=1, block_size=64, window=1100, has_sinks=True, **_BFLOAT16),
+    Spec(
+        name="split_sinks_window",
+        rows=((1, 1400), (1, 20)),
+        num_heads=2,
+        num_kv_heads=1,
+        block_size=64,
+        window=1100,
+        has_sinks=True,
+        **_BFLOAT16,
+    ),
     Spec(name="int8", rows=((1, 150), (1, 1)), num_padding=1, num_padding_rows=1, **_INT8 | {"head_dim": 128}),
     Spec(name="int8_window_sinks", rows=((1, 150), (1, 33)), window=70, is_freed=True, has_sinks=True, **_INT8),
     Spec(name="int8_split", rows=((1, 1100),), num_heads=4, num_kv_heads=1, block_size=64, **_INT8),
@@ -135,6 +144,37 @@ DECODE_SPECS = (
     Spec(name="latent_48", rows=((1, 70), (1, 16)), value_dim=32, **_LATENT | {"head_dim": 48, "num_heads": 4}),
 )
 """For the interpreter of the Mosaic GPU decode kernel: few blocks, bfloat16 products."""
+
+PREFILL_SPECS = (
+    Spec(name="prompts", rows=((40, 40), (3, 3), (21, 21)), **_BFLOAT16),
+    Spec(name="chunks_and_decodes", rows=((1, 50), (20, 90), (2, 2), (1, 1), (17, 40)), num_padding=6, num_padding_rows=2, **_BFLOAT16),
+    Spec(name="odd_number_of_tokens", rows=((5, 30), (0, 0), (4, 4)), **_BFLOAT16),
+    Spec(name="longer_than_a_tile", rows=((150, 160),), num_heads=2, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="bfloat16_128_block_32", rows=((9, 150),), num_kv_heads=1, block_size=32, **_BFLOAT16 | {"head_dim": 128}),
+    Spec(name="bfloat16_256_block_64", rows=((5, 70),), num_kv_heads=1, block_size=64, **_BFLOAT16 | {"head_dim": 256}),
+    Spec(name="block_256", rows=((4, 300), (6, 257)), block_size=256, **_BFLOAT16),
+    Spec(name="block_8", rows=((10, 30),), block_size=8, **_BFLOAT16),
+    Spec(name="float32_queries", rows=((16, 33),), **_BFLOAT16 | {"dtype": "float32"}),
+    Spec(name="one_head_per_group", rows=((9, 40),), num_heads=3, num_kv_heads=3, **_BFLOAT16),
+    Spec(name="three_heads_per_group", rows=((50, 60),), num_heads=3, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="parts_of_a_group", rows=((9, 20),), num_heads=20, num_kv_heads=1, **_BFLOAT16),
+    Spec(name="window", rows=((40, 170), (8, 8)), window=32, is_freed=True, **_BFLOAT16),
+    Spec(name="window_with_whole_tiles", rows=((16, 460),), num_heads=2, num_kv_heads=1, window=300, is_freed=True, **_BFLOAT16),
+    Spec(name="soft_cap", rows=((12, 40),), soft_cap=1.5, **_BFLOAT16),
+    Spec(name="sinks", rows=((12, 40), (2, 2)), has_sinks=True, **_BFLOAT16),
+    Spec(name="sinks_window_soft_cap", rows=((10, 200),), has_sinks=True, window=70, is_freed=True, soft_cap=1.5, **_BFLOAT16),
+    Spec(name="int8", rows=((12, 150), (1, 20), (2, 2)), **_INT8 | {"head_dim": 128, "num_kv_heads": 1}),
+    Spec(name="int8_window_sinks", rows=((12, 150),), window=70, is_freed=True, has_sinks=True, **_INT8),
+    Spec(name="float8", rows=((12, 150), (2, 2)), **_FLOAT8),
+    Spec(name="float8_window_soft_cap", rows=((12, 150),), window=70, is_freed=True, soft_cap=1.5, **_FLOAT8 | {"head_dim": 96}),
+    Spec(name="narrow_values", rows=((12, 40),), value_dim=32, **_BFLOAT16),
+    Spec(name="keys_192_values_128", rows=((12, 40),), value_dim=128, **_BFLOAT16 | {"head_dim": 192}),
+    Spec(name="head_dim_80", rows=((12, 40),), **_BFLOAT16 | {"head_dim": 80}),
+    Spec(name="latent", rows=((12, 70), (1, 1)), value_dim=512, **_LATENT | {"head_dim": 576}),
+    Spec(name="latent_int8", rows=((5, 70),), value_dim=512, **_LATENT | {"head_dim": 576, "cache_dtype": "int8", "max_row_error": 8e-3}),
+    Spec(name="latent_48", rows=((9, 70),), value_dim=32, **_LATENT | {"head_dim": 48, "num_heads": 4}),
+)
+"""Likewise of the prefill kernel."""
 
 
 def static_arguments(spec: Spec) -> dict[str, Any]:

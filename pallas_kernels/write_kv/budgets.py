@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from pallas_kernels.common import interpreter
 from pallas_kernels.common.budget import CopiedBytes, KernelCheck
 from pallas_kernels.common.one_byte import has_scales
-from pallas_kernels.write_kv import mosaic
+from pallas_kernels.write_kv import mosaic, mosaic_rotated
 from pallas_kernels.write_kv.specs import Spec, make_arguments
 
 POOLS = (0, 1, 5, 6)
@@ -45,6 +46,11 @@ def _floor(spec: Spec, num_dropped: int = 0) -> int:
     return spec.num_tokens * spec.num_heads * size * jnp.dtype(spec.dtype).itemsize + 4 * spec.num_tokens + written
 
 
+def devices_of(spec: Spec) -> tuple[str, ...]:
+    """An H100 gets the same code: as many multiprocessors, the same architecture."""
+    return ("h100", "h200") if spec.num_tokens == 1 else ("h200",)
+
+
 def _count() -> int:
     spec = SMALL
     with interpreter.interpreted(detect_races=False) as counted:
@@ -56,11 +62,12 @@ SMALL = Spec(name="small", num_tokens=6, head_dim=64, value_dim=64, dtype="bfloa
 
 
 def _check(name: str, max_registers: int, max_shared_bytes: int, *, copied: CopiedBytes | None = None, **sizes: Any) -> KernelCheck:
-    served = {"num_blocks": 4096, "num_heads": 8, "block_size": 16, "head_dim": 128, "value_dim": 128, "dtype": "bfloat16"}
+    served: dict[str, Any] = {"num_blocks": 4096, "num_heads": 8, "block_size": 16, "head_dim": 128, "value_dim": 128, "dtype": "bfloat16"}
     spec = Spec(name=name, **served | sizes)
     return KernelCheck(
         name=name,
-        run=mosaic.write_kv,
+        devices=devices_of(spec),
+        run=functools.partial(mosaic.write_kv, interpret=True),
         arguments=_arguments(spec),
         max_registers=max_registers,
         max_shared_bytes=max_shared_bytes,
@@ -72,9 +79,32 @@ def _check(name: str, max_registers: int, max_shared_bytes: int, *, copied: Copi
     )
 
 
+def _rotated(name: str, max_registers: int, max_shared_bytes: int, **sizes: Any) -> KernelCheck:
+    spec = Spec(name=name, num_blocks=4096, num_heads=8, block_size=16, head_dim=128, value_dim=128, dtype="bfloat16", **sizes)
+    keys, values, new, _, slots, *scales = _arguments(spec)
+    num_queries = 32
+    heads = num_queries + 2 * spec.num_heads
+    qkv = jax.ShapeDtypeStruct((spec.num_tokens, heads, spec.head_dim), new.dtype)
+    rotation = jax.ShapeDtypeStruct((spec.num_tokens, spec.head_dim), jnp.float32)
+    queries = spec.num_tokens * num_queries * spec.head_dim
+    return KernelCheck(
+        name=name,
+        devices=devices_of(spec),
+        run=mosaic_rotated.rotate_and_write_kv,
+        arguments=(qkv, rotation, keys, values, slots, *scales),
+        max_registers=max_registers,
+        max_shared_bytes=max_shared_bytes,
+        required=COPIES,
+        forbidden=ATOMICS,
+        floor_bytes=_floor(spec) + 2 * queries * new.dtype.itemsize + rotation.size * 4,
+        donate_argnums=(2, 3, 5, 6) if scales[0] is not None else (2, 3),
+    )
+
+
 KERNELS = (
+    _rotated("rotated_one_token_bfloat16", 128, 34_500, num_tokens=1, cache_dtype="bfloat16"),
+    _rotated("rotated_decode_int8", 184, 46_500, num_tokens=32, cache_dtype="int8"),
     _check("one_token_bfloat16", 40, 34_000, num_tokens=1, cache_dtype="bfloat16"),
-    _check("prompt_bfloat16", 40, 34_000, num_tokens=4096, cache_dtype="bfloat16"),
     _check("decode_int8", 128, 56_000, num_tokens=32, cache_dtype="int8", copied=CopiedBytes(count=_count, floor_bytes=_floor(SMALL, 1))),
     _check("prompt_float8", 128, 56_000, num_tokens=4096, cache_dtype="float8_e4m3fn"),
     _check("latent_int8", 128, 120_000, num_tokens=256, num_heads=1, head_dim=576, value_dim=None, cache_dtype="int8"),

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Num
 
-from pallas_kernels.common import mosaic
+from pallas_kernels.common import mosaic, tuned
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 from pallas_kernels.common.one_byte import LARGEST, SMALLEST, inverse
 
@@ -45,6 +45,10 @@ class Config:
     tile_tokens: int
 
 
+CANDIDATES = tuple(Config(tile_tokens=tokens) for tokens in (1, 2, 4, 8))
+"""What the tuner tries."""
+
+
 def pick_config(num_tokens: int, num_heads: int, device: mosaic.Device) -> Config:
     """As many thread blocks as there are multiprocessors, if the tokens suffice; then as many tokens each as there is room for.
 
@@ -53,6 +57,9 @@ def pick_config(num_tokens: int, num_heads: int, device: mosaic.Device) -> Confi
     """
     if num_heads > ROWS:
         raise UnsupportedByKernel(f"takes at most {ROWS} KV heads on a device, got {num_heads}")
+    key = tuned.key("write_kv", tokens=tuned.bucket(num_tokens), heads=num_heads)
+    if (found := tuned.lookup("write_kv", device.kind, key)) is not None:
+        return Config(**found)
     return Config(tile_tokens=max(1, min(MAX_TOKENS, ROWS // num_heads, num_tokens // device.num_cores)))
 
 
@@ -83,13 +90,27 @@ def write_kv(
     *,
     interpret: bool = False,
     config: Config | None = None,
-) -> tuple[Array, Array | None, Array | None, Array | None]:
+) -> tuple[Any, Any, Any, Any]:
     """See `api.write_kv`. Pools that come in donated are written where they lie; others are copied first.
 
+    Args:
+        interpret: asked for by name: where there is no Hopper GPU, run in Pallas' GPU interpreter instead of refusing.
+        config: instead of the one that is picked.
+
     Raises:
-        UnsupportedByKernel: no Hopper GPU, sizes that it does not take.
+        UnsupportedByKernel: no Hopper GPU, sizes that it does not take; not asked for by name and XLA has fewer launches.
     """
+    mosaic.is_interpreted(interpret)
+    if not interpret and k_scales is None and k.shape[0] > 1:
+        # One kernel for each pool, and what a custom call reads has to be written first.
+        raise UnsupportedByKernel("XLA's scatters into pools of floats compute the vectors as well, one launch less")
     config = config or pick_config(k.shape[0], k.shape[1], mosaic.device())
+    num_rows = config.tile_tokens * k.shape[1]
+    if num_rows > ROWS:
+        raise UnsupportedByKernel(f"{config} of {k.shape[1]} heads are more than {ROWS} rows")
+    if k_scales is not None and num_rows % 8 == 0 and k.shape[0] * k.shape[1] % 8:
+        # What registers read and copies fill is laid out in tiles of 8 rows where it can be, and then copies take whole ones.
+        raise UnsupportedByKernel(f"all tokens' heads must be a multiple of 8 as those of {config} are, got {k.shape[:2]}")
     writes = [_Write.of(k_blocks, k, k_scales)]
     if v_blocks is not None and v is not None:
         writes.append(_Write.of(v_blocks, v, v_scales))
@@ -106,11 +127,11 @@ def write_kv(
     )
     pools = [[jax.new_ref(pool) for pool in (write.blocks, write.scales) if pool is not None] for write in writes]
     run([write.rows for write in writes], pools, slot_mapping.astype(jnp.int32))
-    (k_blocks, k_scales), (v_blocks, v_scales) = [_values(refs) for refs in pools] + [(None, None)] * (2 - len(pools))
-    return k_blocks, v_blocks, k_scales, v_scales
+    keys, values = [_values(refs) for refs in pools] + [(None, None)] * (2 - len(pools))
+    return keys[0], values[0], keys[1], values[1]
 
 
-def _values(refs: list[Any]) -> tuple[Array, Array | None]:
+def _values(refs: list[Any]) -> tuple[Any, Array | None]:
     blocks, scales = (*refs, None)[:2]
     return jax.freeze(blocks), None if scales is None else jax.freeze(scales)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -11,14 +12,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.gpu import end_to_end, machine, numerics, report
-from benchmarks.gpu.random_model import LLAMA_3_8B, TINY, random_checkpoint
+from benchmarks.gpu.random_model import LLAMA_3_8B, TINY, load_random, random_checkpoint
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.run import ROOT, Run, Stage, stages
+from jaxinfer import sharding, startup
 from jaxinfer.batching import Buckets
+from jaxinfer.checkpoints.load import declare_parameters
+from jaxinfer.config import EngineConfig
 from jaxinfer.models import llama
 from pallas_kernels.common import discovery
 from pallas_kernels.common.dispatch import UnsupportedByKernel
@@ -81,10 +87,28 @@ def test_a_step_reads_the_weights_without_the_embedding_and_the_kv() -> None:
     assert weights == 2 * (8_030_261_248 - config.vocab_size * 4096)
 
 
+@pytest.mark.parametrize("storage", ["bfloat16", "int4"])
+def test_random_weights_fill_every_parameter(storage: str) -> None:
+    """As they were declared, finite, and none of one number but norms and scales; no tensor of the checkpoint is read."""
+    checkpoint = random_checkpoint("tiny", TINY)
+    options = EngineConfig.from_options(quantization="none" if storage == "bfloat16" else storage)
+    mesh = sharding.make_mesh(1)
+    model = llama.Model(llama.Config.from_hf(TINY, ""), mesh, jnp.dtype("bfloat16"), 64)
+    slots = declare_parameters(model, mesh, checkpoint, startup.resolve_storage(options))
+    declared = [jax.tree.leaves(getattr(slot.module, slot.name).get_value()) for slot in slots]
+    told: list[tuple[int, int]] = []
+    load_random(slots, checkpoint, mesh, lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(slots), len(slots))
+    for slot, structs in zip(slots, declared, strict=True):
+        leaves = jax.tree.leaves(getattr(slot.module, slot.name).get_value())
+        assert [(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves] == [(leaf.shape, leaf.dtype, leaf.sharding) for leaf in structs]
+        assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves)
+        if len(slot.spec.shape) > 1:
+            assert np.std(np.asarray(leaves[0], np.float32)) > 0.01
+
+
 def test_only_measured_shapes_are_compiled() -> None:
     whole = Buckets.build(256, 4096, 1)
-    from jaxinfer import startup
-
     with end_to_end.only_shapes({1, 32, 200, 4096}):
         few = startup.Buckets.build(256, 4096, 1)
     assert startup.Buckets is Buckets
@@ -143,12 +167,13 @@ def test_the_table_names_who_is_missing_and_what_failed() -> None:
             {"operation": "packed_matmul", "case": "w8a16_down_1", "contender": "mosaic", "failed": "RuntimeError: misaligned"},
         ),
         "int8": part({"what": "decode", "rows": 1, "step_milliseconds": 3.25, "tokens_per_second": 307.7}),
-        "int8_weight_only": part({"what": "decode", "rows": 1, "failed": "OOM"}),
+        "int8_weight_only": part({"what": "decode", "rows": 1, "failed": "OOM"}, {"what": "decode", "rows": 32, "step_milliseconds": 4.5}),
     }
     lines = report.table(parts, report.judge(parts)).splitlines()
     assert any("tokamax" in line and "not installed" in line for line in lines)
     assert any("mosaic" in line and "misaligned" in line for line in lines)
-    assert sum("3.250" in line for line in lines) == 1, "int8 is not int8_weight_only"
+    assert sum("3.250" in line for line in lines) == 1
+    assert sum("4.500" in line for line in lines) == 1, "int8 is not int8_weight_only"
     assert any(line.startswith("int8_weight_only") and "OOM" in line for line in lines)
 
 
@@ -169,6 +194,28 @@ def test_a_refusal_is_told_and_a_wrong_number_is_seen(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in crashed["failed"]
 
 
+@pytest.mark.parametrize(("is_tiny", "num_rows"), [(False, 5), (True, 3)])
+def test_every_spec_is_compared_or_the_first_that_are_taken(tmp_path: Path, is_tiny: bool, num_rows: int) -> None:
+    def run(spec: Any) -> tuple[float, float]:
+        if spec.name == "0":
+            raise UnsupportedByKernel("odd sizes")
+        return float(spec.name), 2.0
+
+    rows = Rows(tmp_path / "rows.json", 60)
+    numerics.compare_all(rows, "product", "mosaic", [SimpleNamespace(name=str(index)) for index in range(5)], run, is_tiny=is_tiny)
+    assert len(rows.rows) == num_rows
+    assert {row["spec"]: row.get("ok") for row in rows.rows}.items() <= {"0": None, "1": True, "2": True, "3": False, "4": False}.items()
+
+
+def test_limits_are_the_specs_or_those_of_the_dtype() -> None:
+    whole, half = np.zeros(1, np.float32), np.zeros(1, jnp.bfloat16)
+    limit = lambda result, error=1e-6, **spec: numerics.limit_of(SimpleNamespace(MAX_ROW_ERROR=error), SimpleNamespace(**spec), [result])  # noqa: E731
+    assert limit(half, limit=6e-3) == 6e-3
+    assert limit(whole) == 1e-4
+    assert limit(half) == 1e-2
+    assert limit(whole, 0.0) == 0.0, "a copy is exact"
+
+
 def test_what_a_pool_held_before_may_be_nan_but_a_result_may_not() -> None:
     nan = np.array([[1.0, np.nan]])
     assert numerics.error_of(nan, nan) == 0
@@ -178,8 +225,6 @@ def test_what_a_pool_held_before_may_be_nan_but_a_result_may_not() -> None:
 
 @pytest.mark.parametrize("operation", discovery.operation_names())
 def test_specs_are_found_with_their_arguments(operation: str) -> None:
-    import importlib
-
     found = numerics.all_specs(importlib.import_module(f"pallas_kernels.{operation}.specs"))
     assert len(found) >= 5
     assert numerics.size_of(operation, found[0]) > 0

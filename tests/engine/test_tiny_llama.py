@@ -69,7 +69,11 @@ def test_more_devices_than_kv_heads_give_the_same_tokens(llm: LLM, tiny_llama: P
 
 def test_int8_and_bfloat16_are_near(llm: LLM, tiny_llama: Path, compile_cache_dir: Path, oracle: LlamaOracle) -> None:
     """Quantized and rounded, but the same model: far nearer than a wrong layer would be."""
-    for options, limit in (({"quantization": "int8"}, 0.03), ({"dtype": "bfloat16"}, 0.05)):
+    for options, limit in (
+        ({"quantization": "int8"}, 0.03),
+        ({"dtype": "bfloat16"}, 0.05),
+        ({"kv_cache_dtype": "fp8"}, 0.05),
+    ):
         other = LLM(model=str(tiny_llama), compile_cache_dir=compile_cache_dir, **options, **SMALL)
         errors = row_errors(other.engine.logits_for(PROMPTS[3]), oracle.logits(PROMPTS[3]))
         assert 1e-4 < np.median(errors) <= limit, "either far off, or not what was asked for"

@@ -15,7 +15,7 @@ from pallas_kernels.common.compare import row_error
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.api import OPERATION, paged_attention
-from pallas_kernels.paged_attention.mosaic import decode, merge, tiles
+from pallas_kernels.paged_attention.mosaic import decode_kernel, merge, tiles
 from pallas_kernels.paged_attention.specs import DECODE_SPECS, Spec, make_arguments, static_arguments
 from tests.kernels import oracles
 
@@ -135,7 +135,7 @@ def unweighted(part: Any, part_highest: Any, part_total: Any, highest: Any, tota
 
 
 KEY_POSITIONS, TILE_BLOCKS, ADD = tiles.key_positions, tiles.tile_blocks, merge._add
-AWAIT_TILE, RELEASE_TILE, ADD_TILE = decode.await_tile, decode.release_tile, decode._add_tile
+AWAIT_TILE, RELEASE_TILE, ADD_TILE = decode_kernel.await_tile, decode_kernel.release_tile, decode_kernel._add_tile
 
 
 def late(shared: Any, options: Any, entry: Any, tile: Any, slot: Any, *rest: Any) -> Any:
@@ -146,8 +146,8 @@ def late(shared: Any, options: Any, entry: Any, tile: Any, slot: Any, *rest: Any
         RELEASE_TILE(free, slot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "await_tile", lambda full, slot: None)
-        patch.setattr(decode, "release_tile", await_and_release)
+        patch.setattr(decode_kernel, "await_tile", lambda full, slot: None)
+        patch.setattr(decode_kernel, "release_tile", await_and_release)
         return ADD_TILE(shared, options, entry, tile, slot, *rest)
 
 
@@ -159,16 +159,16 @@ def early(shared: Any, options: Any, entry: Any, tile: Any, slot: Any, *rest: An
         RELEASE_TILE(shared.stages.free, slot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "await_tile", await_and_release)
-        patch.setattr(decode, "release_tile", lambda free, slot: None)
+        patch.setattr(decode_kernel, "await_tile", await_and_release)
+        patch.setattr(decode_kernel, "release_tile", lambda free, slot: None)
         return ADD_TILE(shared, options, entry, tile, slot, *rest)
 
 
 BROKEN = {
-    "read before the copies have landed": (LONG, decode, "_add_tile", late),
-    "refilled while it is read": (LONG, decode, "_add_tile", early),
-    "weights not published": (LONG, decode, "publish", lambda: None),
-    "values from the keys": (BY_NAME["partial_blocks"], decode, "value_stage", lambda stages, cache: stages.keys),
+    "read before the copies have landed": (LONG, decode_kernel, "_add_tile", late),
+    "refilled while it is read": (LONG, decode_kernel, "_add_tile", early),
+    "weights not published": (LONG, decode_kernel, "publish", lambda: None),
+    "values from the keys": (BY_NAME["partial_blocks"], decode_kernel, "value_stage", lambda stages, cache: stages.keys),
     "mask off by one": (BY_NAME["partial_blocks"], tiles, "key_positions", shifted_positions),
     "blocks off by one": (LONG, tiles, "tile_blocks", next_blocks),
     "NaN not cleared": (BY_NAME["window"], tiles, "only_seen", lambda vectors, first_key, first, end: vectors),

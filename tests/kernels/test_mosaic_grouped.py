@@ -159,7 +159,7 @@ def test_what_the_kernels_do_not_take_is_refused() -> None:
         mosaic.grouped_matmul(**arguments)
     with pytest.raises(UnsupportedByKernel, match="got float32 and bfloat16"):
         mosaic.grouped_matmul(**arguments | {"x": arguments["x"].astype(np.float32)}, interpret=True)
-    with pytest.raises(UnsupportedByKernel, match="inputs must be a multiple of 8 and outputs of 4, got 196 and 100"):
+    with pytest.raises(UnsupportedByKernel, match="inputs must be a multiple of 16 and outputs of 8, got 204 and 104"):
         mosaic.grouped_matmul(arguments["x"][..., 4:], arguments["weight"][..., 4:], arguments["tile_expert"], interpret=True)
     x, matrices, _ = stacked(FORMATS[0])
     with pytest.raises(UnsupportedByKernel, match="power of two from 8 on, got 4"):

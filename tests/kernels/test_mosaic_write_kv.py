@@ -19,7 +19,7 @@ from tests.kernels.test_write_kv import check_pools
 
 pytestmark = pytest.mark.kernels
 
-SMALL = {spec.name: replace(spec, num_tokens=min(spec.num_tokens, 6)) for spec in SPECS}
+SMALL = {spec.name: replace(spec, num_tokens=min(spec.num_tokens, 5)) for spec in SPECS}
 
 
 def run(arguments: dict[str, Any], tile_tokens: int) -> tuple[tuple[Any, ...], interpreter.Run]:
@@ -34,10 +34,10 @@ def run(arguments: dict[str, Any], tile_tokens: int) -> tuple[tuple[Any, ...], i
     return written, counted
 
 
-@pytest.mark.parametrize("tile_tokens", [1, 4])
+@pytest.mark.parametrize("tile_tokens", [1, 3])
 @pytest.mark.parametrize("name", SMALL)
 def test_pools_equal_the_oracle(name: str, tile_tokens: int) -> None:
-    """With a tile of 4 the last one is partly empty."""
+    """With a tile of 3 the last one is partly empty."""
     arguments = make_arguments(SMALL[name])
     written, counted = run(arguments, tile_tokens)
     check_pools(written, arguments)
@@ -78,7 +78,7 @@ def test_a_donated_pool_is_written_where_it_lies() -> None:
     donated = {name: shapes.pop(name) for name in ("k_blocks", "v_blocks", "k_scales", "v_scales")}
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(lambda donated, rest: mosaic.write_kv(**donated, **rest), donate_argnums=0).trace(donated, shapes)
+        traced = jax.jit(lambda donated, rest: mosaic.write_kv(**donated, **rest, interpret=True), donate_argnums=0).trace(donated, shapes)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     call = next(line for line in text.splitlines() if "custom_call @mosaic_gpu" in line)
     assert call.count("output_operand_alias<") == 4
@@ -100,5 +100,5 @@ def test_a_slot_off_by_one_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch
 def test_a_wait_that_is_left_out_is_a_race(name: str, seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the copy that brings the vectors, and for the rounded numbers to be seen by the copy that takes them away."""
     monkeypatch.setattr(mosaic, seam, lambda *arrived: None)
-    _, counted = run(make_arguments(SMALL[name]), tile_tokens=4)
+    _, counted = run(make_arguments(SMALL[name]), tile_tokens=3)
     assert counted.has_races

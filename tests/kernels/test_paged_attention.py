@@ -129,6 +129,15 @@ def test_head_dims_that_are_no_whole_vectors_go_to_xla() -> None:
     assert OPERATION.choice(make_arguments(BY_NAME["latent_576"]), static_arguments(BY_NAME["latent_576"]))[0] == "native"
 
 
+def test_a_float8_cache_goes_to_xla() -> None:
+    """Off a GPU."""
+    spec = BY_NAME["float8"]
+    arguments = make_arguments(spec)
+    with pytest.raises(UnsupportedByKernel, match="the cache must be float32 or bfloat16 or int8, got float8_e4m3fn"):
+        jitted(spec, "native")(arguments)
+    assert OPERATION.choice(arguments, static_arguments(spec))[0] == "xla"
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [

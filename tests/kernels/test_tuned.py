@@ -102,10 +102,23 @@ def test_shipped_tables_fit_the_kernels() -> None:
     """Every entry has the fields of a `Config` of its operation: else every call of that shape would fail."""
     for path in sorted(tuned.PACKAGE.glob("*/tuned/*.json")):
         operation = path.parents[1].name
-        configs = [vars(module)[name] for module in discovery.kernel_modules(operation) for name in vars(module) if name.endswith("Config")]
+        modules = discovery.kernel_modules(operation)
+        configs = [value for module in modules for name, value in discovery.classes(module) if name.endswith("Config")]
         fields = [{field.name for field in dataclasses.fields(config)} for config in configs]
         for key, entry in tuned.read_table(path).items():
             assert set(entry["config"]) in fields, f"{path}: {key}"
+
+
+@pytest.mark.parametrize("operation", discovery.operation_names())
+def test_candidates_have_the_fields_of_a_config(operation: str) -> None:
+    """And no two are alike."""
+    found = [
+        value for module in discovery.kernel_modules(operation) for name, value in discovery.classes(module) if name.endswith("Config")
+    ]
+    fields = [{field.name for field in dataclasses.fields(config)} for config in found]
+    listed = tune.candidates(operation)
+    assert all(set(config) in fields for config in listed)
+    assert len({json.dumps(config, sort_keys=True) for config in listed}) == len(listed)
 
 
 def test_discovery_finds_operations_by_their_folders() -> None:

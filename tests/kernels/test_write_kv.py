@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 from pallas_kernels.common.mosaic import Device
-from pallas_kernels.write_kv import mosaic, write_kv
+from pallas_kernels.write_kv import OPERATION, mosaic, write_kv
 from pallas_kernels.write_kv.specs import SPECS, Spec, make_arguments
 from tests.kernels import oracles
 
@@ -103,3 +103,17 @@ def test_config_fills_the_device_and_knows_its_limits() -> None:
         mosaic.columns(8, "int8")
     with pytest.raises(UnsupportedByKernel, match="needs a Hopper GPU"):
         mosaic.write_kv(**make_arguments(SPECS[0]))
+    int8 = make_arguments(Spec(name="int8", num_tokens=6, cache_dtype="int8"))
+    with pytest.raises(UnsupportedByKernel, match=r"multiple of 8 as those of .*, got \(6, 2\)"):
+        mosaic.write_kv(**int8, interpret=True, config=mosaic.Config(tile_tokens=4))
+    with pytest.raises(UnsupportedByKernel, match="of 2 heads are more than 64 rows"):
+        mosaic.write_kv(**int8, interpret=True, config=mosaic.Config(tile_tokens=33))
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("one_token", "mosaic"), ("bfloat16", "xla"), ("int8", "mosaic")])
+def test_on_a_gpu_what_launches_least_is_chosen(name: str, chosen: str) -> None:
+    """XLA fuses a scatter of floats with what makes them, unless there is one token."""
+    arguments = make_arguments(next(spec for spec in SPECS if spec.name == name))
+    gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu)):
+        assert OPERATION.choice(arguments, {})[0] == chosen

@@ -40,6 +40,7 @@ def packed_matmul(
     Raises:
         UnsupportedByKernel: no Hopper GPU; activations other than bfloat16; a format or sizes that it does not take.
     """
+    mosaic.is_interpreted(interpret)
     refuse_format(x, matrix)
     num_outputs = matrix.shape[0]
     config = config or pick_config(problem_of(x.shape[0], matrix), mosaic.device())
@@ -62,7 +63,7 @@ def packed_matmul(
     levels = {name: _aligned(getattr(matrix, name)) for name in plan.levels}
     parts = run(unpack.in_order(x, matrix.bits), _words(matrix.codes), levels)
     total = functools.reduce(lambda sums, part: sums + part, [parts[i] for i in range(spans)])[:, :num_outputs]
-    return total if plan.group else total * (matrix.scales.astype(jnp.float32)[:, 0] * plan.factor)
+    return total if plan.group else total * (matrix.scales.astype(jnp.float32)[:, 0] * np.float32(plan.factor))[None, :]
 
 
 def refuse_format(x: Array, matrix: PackedMatrix) -> None:
@@ -94,14 +95,15 @@ def problem_of(num_rows: int, matrix: PackedMatrix) -> Problem:
     num_outputs, num_inputs = matrix.shape
     num_levels = sum(getattr(matrix, name) is not None for name in LEVELS)
     sizes = {"num_rows": num_rows, "num_outputs": num_outputs, "num_inputs": num_inputs}
-    return Problem(**sizes, bits=matrix.bits, group_size=matrix.group_size, num_levels=num_levels)
+    has_offsets = matrix.offsets is not None
+    return Problem(**sizes, bits=matrix.bits, group_size=matrix.group_size, num_levels=num_levels, has_offsets=has_offsets)
 
 
 def make_plan(matrix: PackedMatrix, config: Config) -> Plan:
     """What is static.
 
     Raises:
-        UnsupportedByKernel: codes that no formula is known for.
+        UnsupportedByKernel: codes that no formula is known for; sizes that are no whole stages.
     """
     num_inputs, tile_k = matrix.shape[1], config.tile_k(matrix.bits)
     levels = {}
@@ -112,6 +114,11 @@ def make_plan(matrix: PackedMatrix, config: Config) -> Plan:
     group = min(matrix.group_size, MAX_GROUP)
     if group and tile_k % group:
         raise UnsupportedByKernel(f"stages of {tile_k} codes must be whole groups of {group}")
+    if num_inputs % (tile_k * config.num_spans):
+        raise UnsupportedByKernel(f"{config.num_spans} spans of whole stages of {tile_k} codes do not make {num_inputs}")
+    for name, level in levels.items():
+        if level.width * level.group % tile_k:
+            raise UnsupportedByKernel(f"{level.width} {name} for {level.group} codes each are no whole stages of {tile_k}")
     formula, factor = _formula(matrix)
     return Plan(
         config=config,
@@ -136,7 +143,7 @@ def _formula(matrix: PackedMatrix) -> tuple[unpack.Unpack, float]:
         return unpack.unsigned4, 1.0
     values = np.asarray(matrix.codebook, np.float32)
     factor = float(values[1]) / float(FP4_QUADRUPLED[1])
-    signs = np.repeat(np.float32([1, -1]), len(FP4_QUADRUPLED))
+    signs = np.repeat(np.array([1, -1], np.float32), len(FP4_QUADRUPLED))
     if not (values == factor * signs * np.tile(FP4_QUADRUPLED, 2)).all() or math.frexp(factor)[0] != 0.5:
         raise UnsupportedByKernel("the only codebook is e2m1 times a power of two")
     return unpack.e2m1, factor

@@ -30,9 +30,8 @@ NARROW_ROWS = 16
 WIDE_ROWS = 64
 """Rows of activations beyond which the matrix units are what takes the time."""
 WIDE_TILE = 128
-WIDE_TILE_MANY_LEVELS = 64
-"""With scales and offsets of two levels, so that registers suffice."""
-MANY_LEVELS = 4
+WIDE_TILE_OFFSETS = 64
+"""With offsets, whose products stand beside those of the codes."""
 KEPT_BUSY = {1: 0.5, 2: 0.95, 3: 1.0, 4: 1.0}
 """By multiplying warpgroups of a multiprocessor, the part of the memory's rate that they keep up with, by their instructions and waits."""
 SPLIT_COST = 0.06
@@ -84,7 +83,7 @@ CANDIDATES = tuple(
     )
     for tile_m, warpgroups, row_blocks in ((8, 2, 1), (8, 4, 1), (16, 2, 1), (16, 4, 1), (64, 2, 1), (128, 2, 1), (128, 2, 2), (128, 3, 1))
     for tile_bytes in (64, 128)
-    for stages in (3, 4, 6)
+    for stages in (3, 6)
 )
 """What the tuner tries; `num_spans` is not free and comes from `cut`."""
 
@@ -95,7 +94,8 @@ class Problem:
 
     Attributes:
         group_size: codes that share a scale, 0 for the whole row.
-        num_levels: arrays of numbers for groups: scales, offsets, zero points.
+        num_levels: arrays of numbers for groups: scales, offsets, zero points, of one level or two.
+        has_offsets: whether groups have offsets.
     """
 
     num_rows: int
@@ -104,6 +104,7 @@ class Problem:
     bits: int
     group_size: int
     num_levels: int = 1
+    has_offsets: bool = False
 
 
 def pick_config(problem: Problem, device: Device) -> Config:
@@ -116,7 +117,7 @@ def pick_config(problem: Problem, device: Device) -> Config:
     sizes = {"n": problem.num_outputs, "k": problem.num_inputs, "group": problem.group_size, "levels": problem.num_levels}
     key = tuned.key(f"w{problem.bits}", m=tuned.bucket(problem.num_rows), **sizes)
     if (found := tuned.lookup("packed_matmul", device.kind, key)) is not None:
-        return Config(**{**found, "num_spans": spans})
+        return replace(Config(**found), num_spans=spans)
     if problem.num_rows > NARROW_ROWS:
         return _many_rows(problem, spans, device)
     config = Config(
@@ -165,7 +166,7 @@ def room_for_stages(config: Config, problem: Problem) -> int:
 
 
 def _many_rows(problem: Problem, spans: int, device: Device) -> Config:
-    largest = WIDE_TILE_MANY_LEVELS if problem.num_levels >= MANY_LEVELS else WIDE_TILE
+    largest = WIDE_TILE_OFFSETS if problem.has_offsets else WIDE_TILE
     tile_m = min(largest, tuned.bucket(problem.num_rows))
     is_wide = problem.num_rows > WIDE_ROWS
     num_blocks = math.ceil(problem.num_outputs / (2 * BLOCK_ROWS)) * math.ceil(problem.num_rows / tile_m)

@@ -54,8 +54,8 @@ def grouped_packed_matmul(
     num_outputs = matrix.shape[0]
     if tile_rows % 8 or tile_rows & (tile_rows - 1):
         raise UnsupportedByKernel(f"rows of a tile must be a power of two from 8 on, got {tile_rows}")
-    if num_outputs % 4:
-        raise UnsupportedByKernel(f"outputs must be a multiple of 4, got {num_outputs}")
+    if num_outputs % 8:
+        raise UnsupportedByKernel(f"outputs must be a multiple of 8, got {num_outputs}")
     config = config or pick_grouped(tile_rows, matrix, mosaic.device())
     plan = call.make_plan(matrix, config)
     run = mosaic.kernel(

@@ -128,7 +128,7 @@ class Block:
 
         @pl.when(i + self.plan.config.num_stages < self.plan.num_tiles)
         def _() -> None:
-            plgpu.commit_smem()  # reads by registers before writes by TMA
+            fence_reads()
             plgpu.barrier_arrive(self.scratch["empty"].at[self.slot(i)])
 
     def sums(self) -> tuple[Float32[Array, "64 tile_m"], ...]:
@@ -166,7 +166,7 @@ class Block:
 
             return tuple(ref[...] for ref in sums)
 
-        return pl.run_scoped(multiply, *(plgpu.ACC(zero.shape, jnp.float32) for zero in zeros))
+        return pl.run_scoped(multiply, *(plgpu.ACC((BLOCK_ROWS, zero.shape[1]), jnp.float32) for zero in zeros))
 
     def sum_groups(self, first: Any, zeros: tuple[Array, ...]) -> tuple[Array, ...]:
         """One span from stage `first`: each group's product, scaled."""
@@ -243,6 +243,11 @@ class Block:
                 span = lax.axis_index("span")
                 plgpu.copy_smem_to_gmem(smem, self.out.at[span, pl.ds(row, height), pl.ds(column, BLOCK_ROWS)])
         plgpu.wait_smem_to_gmem(0)
+
+
+def fence_reads() -> None:
+    """What registers have read from shared memory, TMA may write after this."""
+    plgpu.commit_smem()
 
 
 def product(a: Array, b: Any) -> Float32[Array, "64 tile_m"]:

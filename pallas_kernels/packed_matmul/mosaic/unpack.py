@@ -91,4 +91,3 @@ def _minus(number: Array, zero: Any) -> Array:
 
 def _number(bits: Array) -> Array:
     return lax.bitcast_convert_type(bits, jnp.bfloat16)
-

@@ -8,13 +8,13 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32, Num
 
 from pallas_kernels.common import mosaic
-from pallas_kernels.paged_attention.mosaic.config import Config, pick_config
+from pallas_kernels.paged_attention.mosaic.config import CANDIDATES, Config, pick_config
 from pallas_kernels.paged_attention.mosaic.decode import decode_items, options_of
 from pallas_kernels.paged_attention.mosaic.prefill import prefill
 from pallas_kernels.paged_attention.mosaic.splits import every_token, rows_of_one
 from pallas_kernels.paged_attention.mosaic.tiles import Cache, Pools
 
-__all__ = ["Config", "paged_attention", "pick_config"]
+__all__ = ["CANDIDATES", "Config", "paged_attention", "pick_config"]
 
 
 def paged_attention(
@@ -48,8 +48,8 @@ def paged_attention(
     mosaic.is_interpreted(interpret)
     cache = Cache.of(k_blocks, v_blocks, value_dim)
     num_tokens, num_heads, _ = q.shape
-    config = pick_config(cache, num_heads // cache.num_kv_heads, mosaic.device())
-    options = options_of(cache, config, num_heads, scale, soft_cap, sinks is not None)
+    group = num_heads // cache.num_kv_heads
+    options = options_of(cache, pick_config(cache, group, mosaic.device()), group, scale, soft_cap, sinks is not None)
     pools = Pools(k_blocks, v_blocks, k_scales, v_scales)
     shape = (num_tokens, num_heads, cache.value_columns)
     is_decoding = num_tokens <= context_lens.shape[0]

@@ -29,7 +29,6 @@ class Config:
     """Tile sizes.
 
     Attributes:
-        tile_heads: query heads that one thread block computes for a KV head, a multiple of 8.
         tile_keys: keys of a tile, a multiple of 64.
         num_stages: tiles in shared memory.
         num_query_slots: queries in shared memory; with two the next row's are fetched early.
@@ -37,7 +36,6 @@ class Config:
         blocks_per_core: thread blocks that are to share a core.
     """
 
-    tile_heads: int
     tile_keys: int
     num_stages: int
     num_query_slots: int
@@ -46,10 +44,43 @@ class Config:
     blocks_per_core: int
 
 
-def head_tiles(cache: Cache, group: int) -> int:
-    """Into how many equal parts the query heads of a KV head are divided: the accumulator of a part fits into the registers."""
+CANDIDATES = tuple(
+    Config(
+        tile_keys=tile_keys,
+        num_stages=num_stages,
+        num_query_slots=2,
+        min_split_keys=min_split_keys,
+        max_splits=MAX_SPLITS,
+        blocks_per_core=blocks_per_core,
+    )
+    for tile_keys in (64, 128)
+    for num_stages in (2, 3, 4, 6)
+    for min_split_keys in (512, 1024)
+    for blocks_per_core in (1, 2, 3)
+)
+"""What the tuner tries; those that a shape has no room for are refused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """How the query heads of a token are divided among thread blocks.
+
+    Attributes:
+        parts: of all heads of a token, equal ones, each within one KV head's.
+        live: query heads of a part.
+        tile: `live` rounded up to what a product has as columns.
+    """
+
+    parts: int
+    live: int
+    tile: int
+
+
+def heads_of(cache: Cache, group: int) -> Heads:
+    """Parts as large as an accumulator in registers allows. `group`: query heads per KV head."""
     most = min(64, 8192 // cache.value_columns)
-    return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
+    parts = next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
+    return Heads(parts=parts * cache.num_kv_heads, live=group // parts, tile=-(-group // parts // 8) * 8)
 
 
 def pick_config(cache: Cache, group: int, device: Device) -> Config:
@@ -59,23 +90,25 @@ def pick_config(cache: Cache, group: int, device: Device) -> Config:
         group: query heads per KV head.
 
     Raises:
-        UnsupportedByKernel: two tiles do not fit into shared memory.
+        UnsupportedByKernel: two tiles, or what the device's table says, do not fit into shared memory.
     """
     shape = {"key_dim": cache.key_dim, "value_dim": cache.value_dim, "group": group, "block_size": cache.block_size}
     found = tuned.lookup("paged_attention", device.kind, tuned.key("decode", dtype=cache.dtype, latent=int(cache.is_latent), **shape))
+    heads = heads_of(cache, group)
     if found is not None:
-        return Config(**found)
-    live = group // head_tiles(cache, group)
-    tile_heads = -(-live // 8) * 8
-    tile_keys = 128 if cache.bytes_per_key <= 256 and tile_heads <= 16 and not cache.copies_values else 64
-    split_bytes = (8 * live * cache.value_dim + 2 * tile_heads * cache.key_dim) * head_tiles(cache, group)
+        config = Config(**found)
+        if not fits(cache, config, heads):
+            raise UnsupportedByKernel(f"{config} does not fit into shared memory")
+        return config
+    tile_keys = 128 if cache.bytes_per_key <= 256 and heads.tile <= 16 and not cache.copies_values else 64
+    parts_per_head = heads.parts // cache.num_kv_heads
+    split_bytes = (8 * heads.live * cache.value_dim + 2 * heads.tile * cache.key_dim) * parts_per_head
     split_keys = max(MIN_SPLIT_KEYS, math.ceil(split_bytes / (MAX_PARTIAL_SHARE * cache.bytes_per_key)))
-    registers = (cache.value_columns + 3 * tile_keys) * tile_heads // 128
+    registers = (cache.value_columns + 3 * tile_keys) * heads.tile // 128
     for blocks_per_core, num_stages, num_query_slots in ((2, 4, 2), (2, 3, 2), (1, 4, 2), (1, 3, 2), (1, 2, 2), (1, 2, 1)):
         if blocks_per_core > 1 and registers > MOST_SHARED_REGISTERS:
             continue
         config = Config(
-            tile_heads=tile_heads,
             tile_keys=tile_keys,
             num_stages=num_stages,
             num_query_slots=num_query_slots,
@@ -83,28 +116,33 @@ def pick_config(cache: Cache, group: int, device: Device) -> Config:
             max_splits=MAX_SPLITS,
             blocks_per_core=blocks_per_core,
         )
-        limit = min(MAX_SHARED_BYTES, SHARED_BYTES_PER_CORE // blocks_per_core - RESERVED_BYTES)
-        if shared_bytes(cache, config) <= limit:
+        if fits(cache, config, heads):
             return config
     raise UnsupportedByKernel(f"two tiles of keys and values {cache.key_dim}, {cache.value_dim} do not fit into {MAX_SHARED_BYTES} bytes")
 
 
-def shared_bytes(cache: Cache, config: Config) -> int:
+def fits(cache: Cache, config: Config, heads: Heads) -> bool:
+    """Whether as many thread blocks as the configuration says have room on a core."""
+    limit = min(MAX_SHARED_BYTES, SHARED_BYTES_PER_CORE // config.blocks_per_core - RESERVED_BYTES)
+    return shared_bytes(cache, config, heads) <= limit
+
+
+def shared_bytes(cache: Cache, config: Config, heads: Heads) -> int:
     """Shared memory that the decode kernel allocates, each array at a multiple of 1024 bytes."""
     itemsize = 1 if cache.has_scales else 2
     keys = config.tile_keys * config.num_stages
-    heads = config.tile_heads
+    columns = heads.tile
     arrays = [
         keys * cache.key_dim * itemsize,
         0 if cache.is_latent else keys * cache.value_dim * itemsize,
         *[4 * keys if cache.has_scales else 0] * (1 if cache.is_latent else 2),
         config.tile_keys * cache.value_columns * 2 if cache.copies_values else 0,
-        config.num_query_slots * heads * cache.key_dim * 2,
-        heads * config.tile_keys * 2,  # weights
-        heads * cache.value_columns * 2,  # an output
-        heads * cache.value_columns * 4,  # a partial result
-        4 * heads,  # its maximum
-        4 * heads,  # and sum
+        config.num_query_slots * columns * cache.key_dim * 2,
+        columns * config.tile_keys * 2,  # weights
+        columns * cache.value_columns * 2,  # an output
+        columns * cache.value_columns * 4,  # a partial result
+        4 * columns,  # its maximum
+        4 * columns,  # and sum
         8 * (2 * config.num_stages + 2 * config.num_query_slots),  # barriers
         REDUCTION_BYTES,
     ]

@@ -69,8 +69,8 @@ def _kernel(merges: Any, partial: Any, statistics: Any, output: Any, *scratch: A
             slot = lax.rem(split, jnp.int32(num_slots))
             entry = first_entry + split
             plgpu.copy_gmem_to_smem(partial.at[entry, part], part_stage.at[slot, pl.ds(0, live_heads)], full.at[slot])
-            plgpu.copy_gmem_to_smem(statistics.at[entry, part, 0], highest_stage.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(statistics.at[entry, part, 1], total_stage.at[slot], full.at[slot])
+            tiles.copy_contiguous(statistics.at[entry, part, 0], highest_stage.at[slot], full.at[slot])
+            tiles.copy_contiguous(statistics.at[entry, part, 1], total_stage.at[slot], full.at[slot])
 
         def add(split: Any, carry: Any) -> Any:
             slot = lax.rem(split, jnp.int32(num_slots))
@@ -112,4 +112,4 @@ def finish_output(output: Any, stage: Any, token: Any, part: Any, live_heads: in
     stage.transpose((1, 0))[...] = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(stage.at[pl.ds(0, live_heads)], output.at[token, pl.ds(part * live_heads, live_heads)])
-    plgpu.wait_smem_to_gmem(0)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)

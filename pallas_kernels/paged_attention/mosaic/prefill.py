@@ -113,7 +113,6 @@ def _shared_types(options: Options, dtype: Any) -> Shared:
         query_full=plgpu.Barrier(num_arrivals=len(spans(config.tile_tokens, config.tile_heads))),
         query_free=plgpu.Barrier(num_arrivals=NUM_COMPUTING),
         turn=plgpu.Barrier(num_arrivals=NUM_COMPUTING),
-        together=plgpu.Barrier(num_arrivals=NUM_COMPUTING),
     )
 
 
@@ -124,7 +123,9 @@ def _raw_types(cache: tiles.Cache, config: PrefillConfig) -> tiles.Stages:
 
     def vectors(dim: int) -> Any:
         # Swizzled no wider than the parts that are made bfloat16 together.
-        return plgpu.SMEM((*stages, dim), jnp.dtype(cache.dtype), transforms=tiles.operand_transforms(math.gcd(dim, BYTES_AT_ONCE), cache.dtype))
+        return plgpu.SMEM(
+            (*stages, dim), jnp.dtype(cache.dtype), transforms=tiles.operand_transforms(math.gcd(dim, BYTES_AT_ONCE), cache.dtype)
+        )
 
     scales = plgpu.SMEM((stages[0], stages[1] // run, max(run, SCALES_OF_ROW)), jnp.float32)
     num_copies = stages[1] // run * (2 if cache.is_latent else 4)

@@ -150,7 +150,9 @@ def _fetch_raw(memory: Global, raw: tiles.Stages, options: Options, tile: Tile, 
         for pool, stage in ((pools.key_scales, raw.key_scales), (pools.value_scales, raw.value_scales)):
             if pool is not None:
                 # All of them: there are scales at the ids of any blocks, and those of others are not used.
-                plgpu.copy_gmem_to_smem(pool.at[place.head, block, pl.ds(offset, run)], stage.at[slot, index, pl.ds(0, run)], raw.full.at[slot])
+                plgpu.copy_gmem_to_smem(
+                    pool.at[place.head, block, pl.ds(offset, run)], stage.at[slot, index, pl.ds(0, run)], raw.full.at[slot]
+                )
 
 
 def _widen(operand: Operand, raw: Any, raw_scales: Any, options: Options, tile: Tile, number: Any, slot: Any) -> None:

@@ -76,8 +76,8 @@ class Shared(NamedTuple):
     """Shared memory and barriers of a thread block.
 
     `places` is a union of the output as whole boxes are written, the output as single rows are, and, if they share a place, the queries
-    before them. `raw` are the tiles of one-byte pools; values that have to be cleared first are `landed`. `turn` is for the computing
-    warpgroups to take turns with products, at `together` they meet.
+    before them. `raw` are the tiles of one-byte pools; values that have to be cleared first are `landed`. At `turn` the
+    computing warpgroups meet.
     """
 
     queries: Any
@@ -89,7 +89,6 @@ class Shared(NamedTuple):
     query_full: Any
     query_free: Any
     turn: Any
-    together: Any
 
 
 class Tile(NamedTuple):
@@ -141,9 +140,7 @@ def turns_of(block: Any, num_items: Any, num_blocks: int) -> Any:
     return whole + (item_of(whole, block, num_blocks) < num_items).astype(jnp.int32)
 
 
-def _compute_all(
-    memory: Global, shared: Shared, options: Options, num_turns: Any, tile_of: Callable[[Any], Tile], warpgroup: Any
-) -> None:
+def _compute_all(memory: Global, shared: Shared, options: Options, num_turns: Any, tile_of: Callable[[Any], Tile], warpgroup: Any) -> None:
     config = options.config
     plgpu.set_max_registers(config.compute_registers, action="increase")
     operands = [operand for operand in (shared.keys, shared.values) if operand is not None]

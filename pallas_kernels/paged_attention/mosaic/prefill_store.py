@@ -26,8 +26,8 @@ def store(output: Any, shared: Shared, options: Options, tile: Tile, result: jax
     boxes, rows = shared.places[-2:]
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     # Now nobody reads the queries, and the output before this one has left.
-    plgpu.barrier_arrive(shared.together)
-    plgpu.barrier_wait(shared.together)
+    plgpu.barrier_arrive(shared.turn)
+    plgpu.barrier_wait(shared.turn)
     group = 0 if config.splits_values else warpgroup
     columns = result.shape[1]
     own = pl.ds(pl.multiple_of(warpgroup * columns, columns), columns) if config.splits_values else pl.ds(0, columns)

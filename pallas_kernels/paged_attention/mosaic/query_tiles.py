@@ -13,7 +13,19 @@ from jaxtyping import Array, Int32
 
 TOKENS = 8
 """What a tile's first token is a multiple of."""
-FIELDS = ("row", "token", "first_token", "end_token", "position", "first_key", "end_key", "first_tile", "first_whole", "end_whole", "end_tile")
+FIELDS = (
+    "row",
+    "token",
+    "first_token",
+    "end_token",
+    "position",
+    "first_key",
+    "end_key",
+    "first_tile",
+    "first_whole",
+    "end_whole",
+    "end_tile",
+)
 """Of a tile. Tokens `first_token` to `end_token` - 1 of those from `token` of the batch on are of table row `row`, and `position` is the
 place in that row that token `token` has, or would have. Keys `first_key` to `end_key` - 1 may be read; the row has no more, and before
 them is what no query of the tile sees. Tiles of keys `first_tile` to `end_tile` - 1 are seen, of which `first_whole` to `end_whole` - 1

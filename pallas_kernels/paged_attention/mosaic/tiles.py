@@ -104,9 +104,9 @@ class Pools(NamedTuple):
     """The pools as arrays or as references in a kernel; what a cache does not have is None."""
 
     keys: Any
-    values: Any | None
-    key_scales: Any | None
-    value_scales: Any | None
+    values: Any
+    key_scales: Any
+    value_scales: Any
 
     def present(self) -> list[Any]:
         """Those that are there, in order: a kernel's arguments."""
@@ -119,15 +119,15 @@ class Pools(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Shared memory that tiles are fetched into: [stages, tile_keys, columns], scales [stages, tile_keys].
+    """Shared memory that tiles are fetched into: [stages, tile_keys, columns], scales [stages, tile_keys]; None as in `Pools`.
 
     `full[s]` completes when all copies of stage s have landed, `free[s]` when each reader has arrived.
     """
 
     keys: Any
-    values: Any | None
-    key_scales: Any | None
-    value_scales: Any | None
+    values: Any
+    key_scales: Any
+    value_scales: Any
     full: Any
     free: Any
 
@@ -188,14 +188,24 @@ def fetch_tile(cache: Cache, pools: Pools, blocks: list[Any], place: Place, tile
 
         def copy(source: Any = source, target: Any = target) -> None:
             for pool, stage, dim in present:
-                columns = () if dim is None else (pl.ds(0, dim),)
-                plgpu.copy_gmem_to_smem(pool.at[source], stage.at[(*target, *columns)], stages.full.at[slot])
+                if dim is None:
+                    copy_contiguous(pool.at[source], stage.at[target], stages.full.at[slot])
+                else:
+                    plgpu.copy_gmem_to_smem(pool.at[source], stage.at[(*target, pl.ds(0, dim))], stages.full.at[slot])
 
         def skip() -> None:
             for _ in present:
                 plgpu.barrier_arrive(stages.full.at[slot])
 
         lax.cond((start < place.end) & (start + run > place.first), copy, skip)
+
+
+def copy_contiguous(source: Any, target: Any, barrier: Any) -> None:
+    """Start a copy of a few numbers side by side to a multiple of 16 bytes.
+
+    A promise to stay within the array makes it a plain bulk copy; a tensor copy faults where shared memory is no multiple of 128 bytes.
+    """
+    plgpu.copy_gmem_to_smem(source, target, barrier, oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
 
 
 def key_positions(shape: tuple[int, int], keys_axis: int, tile: Any, tile_keys: int) -> jax.Array:
@@ -250,7 +260,8 @@ def clear_unseen(tile_ref: Any, tile: Any, tile_keys: int, first: Any, end: Any)
 
     @pl.when((tile * tile_keys < first) | ((tile + 1) * tile_keys > end))
     def _() -> None:
-        for rows, columns in pieces(*tile_ref.shape, COLUMNS_AT_ONCE):
+        num_rows, num_columns = tile_ref.shape
+        for rows, columns in pieces(num_rows, num_columns, COLUMNS_AT_ONCE):
             piece = tile_ref.at[rows, columns]
             piece[...] = only_seen(plgpu.load(piece, layout=plgpu.Layout.WGMMA), tile * tile_keys + rows.start, first, end)
         plgpu.commit_smem()
