@@ -33,7 +33,7 @@ def make_mesh(tensor_parallel_size: int) -> Mesh:
     if tensor_parallel_size > 1 and _is_cpu_only():
         # Refused once the backend of this process is up; what it has is counted below.
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", tensor_parallel_size)
+            jax.config.update("jax_num_cpu_devices", max(tensor_parallel_size, jax.config.jax_num_cpu_devices))
     devices = jax.devices()
     if len(devices) < tensor_parallel_size:
         raise ConfigError(

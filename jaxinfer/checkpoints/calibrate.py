@@ -164,7 +164,8 @@ def _batch(length: int, num_groups: int) -> ForwardBatch:
         "context_lens": np.array([length], np.int32),
         "logits_indices": np.zeros(1, np.int32),
     }
-    return ForwardBatch(**{name: jnp.asarray(values) for name, values in fields.items()})
+    arrays = {name: jnp.asarray(values) for name, values in fields.items()}
+    return ForwardBatch(**arrays, attention_implementation=None)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -73,8 +73,8 @@ def _fetch_whole(memory: Global, shared: Shared, options: Options, tile: Tile, n
         slot = lax.rem(num_fetched, jnp.int32(config.num_stages))
 
         def copy(values: bool, full: Any) -> None:
-            keys = shared.keys.vectors
-            stages = tiles.Stages(keys, shared.values.vectors if values else None, None, None, full, None)
+            held = shared.values.vectors if values and shared.values is not None else None
+            stages = tiles.Stages(shared.keys.vectors, held, None, None, full, None)
             source = tiles.Pools(None, pools.values, None, None) if values else tiles.Pools(pools.keys, None, None, None)
             tiles.fetch_tile(cache, source, blocks, _place(options, tile), number, stages, slot)
 
@@ -116,9 +116,10 @@ def _fetch_clear(
 def _fetch_widened(memory: Global, shared: Shared, options: Options, tile: Tile, num_fetched: Any) -> Any:
     """From the pools to stages of their own, and from there, as bfloat16, to where they are read."""
     config, raw = options.config, shared.raw
+    assert raw is not None, "one-byte pools have stages of their own"
     ahead = config.num_raw_stages
 
-    def fetch(number: Any, num_fetched: Any) -> None:
+    def fetch(number: Any, num_fetched: Any, raw: tiles.Stages = raw) -> None:
         pl.when(number < tile.end_tile)(lambda: _fetch_raw(memory, raw, options, tile, number, lax.rem(num_fetched, jnp.int32(ahead))))
 
     def widen(number: Any, num_fetched: Any) -> Any:

@@ -121,7 +121,8 @@ def kernel(*refs: Any, options: Options, pools: tiles.Pools) -> None:
     def tile_of(turn: Any) -> Tile:
         item = item_of(turn, lax.axis_index("block"), options.num_blocks)
         number = lax.div(item, jnp.int32(options.num_parts))
-        fields = Tile(*(tile_table[number, field] for field in range(tile_table.shape[1])), lax.rem(item, jnp.int32(options.num_parts)))
+        columns = [tile_table[number, column] for column in range(tile_table.shape[1])]
+        fields = Tile._make([*columns, lax.rem(item, jnp.int32(options.num_parts))])
         return fields._replace(token=pl.multiple_of(fields.token, TOKENS))
 
     warpgroup = lax.axis_index("warpgroup")
@@ -230,11 +231,12 @@ def _add_tile(
     keep = jnp.exp2(highest - new_highest)
     weighted = weighted * tiles.along(keep, weighted.shape, 0)
     total = total * keep + weights.sum(axis=1)
-    values = shared.keys if cache.is_latent else shared.values
-    if cache.has_scales:
+    values = shared.values if shared.values is not None else shared.keys  # a latent's values are columns of its keys
+    if key_scales is not None:
+        value_scales = key_scales
         if not cache.is_latent:
             await_full(values, slot)
-        value_scales = key_scales if cache.is_latent else plgpu.load(values.scales.at[slot], layout=BY_KEY, optimized=False)
+            value_scales = plgpu.load(values.scales.at[slot], layout=BY_KEY, optimized=False)
         weights = weights * tiles.along(value_scales, weights.shape, 1)
     weights = weights.astype(tiles.PRODUCT_DTYPE)
     weighted, total, new_highest, weights = lax.optimization_barrier((weighted, total, new_highest, weights))
