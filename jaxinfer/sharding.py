@@ -24,16 +24,17 @@ RULES: dict[str, str | None] = {
 """Logical axis -> mesh axis; None is replicated."""
 
 
-def make_mesh(tensor_parallel_size: int) -> Mesh:
-    """A mesh over the first devices; on a CPU as many virtual devices are made as it takes.
+def make_mesh(tensor_parallel_size: int, *, min_cpu_devices: int = 1) -> Mesh:
+    """A mesh over the first devices; on a CPU as many virtual devices are made as it takes, and at least `min_cpu_devices`.
 
     Raises:
         ConfigError: fewer devices than asked for.
     """
-    if tensor_parallel_size > 1 and _is_cpu_only():
+    num_devices = max(tensor_parallel_size, min_cpu_devices)
+    if num_devices > 1 and _is_cpu_only():
         # Refused once the backend of this process is up; what it has is counted below.
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", max(tensor_parallel_size, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_num_cpu_devices", max(num_devices, jax.config.jax_num_cpu_devices))
     devices = jax.devices()
     if len(devices) < tensor_parallel_size:
         raise ConfigError(

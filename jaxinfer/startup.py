@@ -39,6 +39,9 @@ from jaxinfer.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 
+INTERPRETER_THREADS = 8
+"""CPU devices, and so threads, for kernels that are interpreted: their warpgroups wait for each other."""
+
 DEFAULT_MAX_MODEL_LEN = 8192
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done ("weights", "programs"), how much of it is done, and how much there is."""
@@ -93,7 +96,8 @@ def build_engine(
         )
     use_compile_cache(config.compile_cache_dir)
     counter = compile_counter()
-    mesh = sharding.make_mesh(config.parallel.tensor_parallel_size)
+    is_interpretable = config.attention_implementation == "mosaic"
+    mesh = sharding.make_mesh(config.parallel.tensor_parallel_size, min_cpu_devices=INTERPRETER_THREADS if is_interpretable else 1)
     dtype = resolve_dtype(config.dtype, mesh)
     max_model_len = resolve_max_model_len(config, model_config.max_positions)
     model = architecture.Model(model_config, mesh, dtype, max_model_len)

@@ -22,6 +22,7 @@ import importlib
 import json
 from pathlib import Path
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -29,6 +30,7 @@ from pallas_kernels.common.discovery import operation_names
 from pallas_kernels.common.served import cases
 from pallas_kernels.deviceless.devices import facts
 
+jax.config.update("jax_num_cpu_devices", 8)  # threads for the interpreter: a kernel's warpgroups wait for each other
 device = facts(DEVICE)
 rates = {"bytes_per_second": device.bandwidth, **device.peak_flops}
 print(

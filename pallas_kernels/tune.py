@@ -228,6 +228,7 @@ def main() -> None:
         parser.error("--device cpu needs --tiny and --out: the interpreter's times may not ship")
     if args.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", 8)  # the interpreter's warpgroups wait for each other, each on a thread
     elif not mosaic.device().is_hopper:
         parser.error(f"needs a Hopper GPU, this is {mosaic.device().kind}")
     deadline = time.monotonic() + 60 * args.minutes

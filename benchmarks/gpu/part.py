@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--dump", type=Path, help="where XLA_FLAGS lets XLA dump")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)  # the interpreter's warpgroups wait for each other, each on a thread
     jax.config.update("jax_compilation_cache_dir", str(args.cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

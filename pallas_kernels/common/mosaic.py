@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -68,5 +69,16 @@ def kernel(body: Callable[..., None], *, interpret: bool, **options: Any) -> Cal
     """
     if not is_interpreted(interpret):
         return plgpu.kernel(body, **options)
+    _check_threads(options.get("num_threads") or 1)
     interpreter.extend()
     return plgpu.kernel(body, interpret=plgpu.InterpretGPUParams(), **options)
+
+
+def _check_threads(num_warpgroups: int) -> None:
+    """Refuse what would hang: warpgroups wait for each other on threads of JAX's pool, which has one for each core or CPU device."""
+    num_threads = max(os.cpu_count() or 1, jax.local_device_count("cpu"))
+    if num_threads <= num_warpgroups:
+        raise UnsupportedByKernel(
+            f"the interpreter needs {num_warpgroups + 1} threads and JAX has {num_threads} here; "
+            f'jax.config.update("jax_num_cpu_devices", {num_warpgroups + 1}) before its first use gives it more'
+        )

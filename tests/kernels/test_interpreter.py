@@ -124,3 +124,11 @@ def test_without_a_gpu_a_kernel_refuses_unless_it_may_be_interpreted(factors: tu
         product(a, b, "registers", interpret=False)
     output = np.asarray(jax.jit(lambda: product(a, b, "registers"))())
     np.testing.assert_allclose(output, a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+
+
+def test_too_few_threads_are_refused(factors: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warpgroup that never gets a thread would be waited for without end."""
+    monkeypatch.setattr(mosaic.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(mosaic.jax, "local_device_count", lambda backend: 1)
+    with pytest.raises(UnsupportedByKernel, match="needs 2 threads and JAX has 1"):
+        product(*factors, "registers")

@@ -47,6 +47,11 @@ class Options:
     soft_cap: float | None
     has_sinks: bool
 
+    @property
+    def has_turns(self) -> bool:
+        """A turn ends when the other warpgroup is at its next tile. With one stage, read to the end of this tile, it cannot get there."""
+        return not self.cache.is_latent or self.config.num_stages > 1
+
 
 class Global(NamedTuple):
     """References to arrays in GPU memory: `sinks` [parts, rows of a tile], base-2 logits."""
@@ -154,7 +159,7 @@ def _compute_all(memory: Global, shared: Shared, options: Options, num_turns: An
         tile = tile_of(turn)
         plgpu.barrier_wait(shared.query_full)
         carry = (*_start(memory, options, tile, warpgroup), num_read)
-        pl.when(warpgroup == 1)(lambda: take_turn(shared))
+        pl.when(warpgroup == 1)(lambda: take_turn(shared, options))
         add = functools.partial(_add_tile, shared, options, tile, warpgroup)
         first_whole = tile.first_tile
         if options.window is not None:
@@ -162,7 +167,7 @@ def _compute_all(memory: Global, shared: Shared, options: Options, num_turns: An
             carry = lax.fori_loop(tile.first_tile, first_whole, functools.partial(add, is_partial=True), carry)
         carry = lax.fori_loop(first_whole, tile.end_whole, functools.partial(add, is_partial=False), carry)
         _, total, weighted, num_read = lax.fori_loop(tile.end_whole, tile.end_tile, functools.partial(add, is_partial=True), carry)
-        pl.when(warpgroup == 0)(lambda: take_turn(shared))
+        pl.when(warpgroup == 0)(lambda: take_turn(shared, options))
         if not config.output_in_queries:
             plgpu.barrier_arrive(shared.query_free)
         result = (weighted * tiles.along(1.0 / total, weighted.shape, 0)).astype(memory.output.dtype)
@@ -177,10 +182,22 @@ def _compute_all(memory: Global, shared: Shared, options: Options, num_turns: An
     plgpu.wait_smem_to_gmem(0)
 
 
-def take_turn(shared: Shared) -> None:
+def take_turn(shared: Shared, options: Options) -> None:
     """Meet the other computing warpgroup: one of them has issued its products, the other goes on to its own."""
-    plgpu.barrier_arrive(shared.turn)
-    plgpu.barrier_wait(shared.turn)
+    offer_turn(shared, options)
+    await_turn(shared, options)
+
+
+def offer_turn(shared: Shared, options: Options) -> None:
+    """Tell the other computing warpgroup that it may go on."""
+    if options.has_turns:
+        plgpu.barrier_arrive(shared.turn)
+
+
+def await_turn(shared: Shared, options: Options) -> None:
+    """Wait until the other one says so."""
+    if options.has_turns:
+        plgpu.barrier_wait(shared.turn)
 
 
 def await_full(operand: Operand, slot: Any) -> None:
@@ -240,10 +257,10 @@ def _add_tile(
         weights = weights * tiles.along(value_scales, weights.shape, 1)
     weights = weights.astype(tiles.PRODUCT_DTYPE)
     weighted, total, new_highest, weights = lax.optimization_barrier((weighted, total, new_highest, weights))
-    plgpu.barrier_arrive(shared.turn)
+    offer_turn(shared, options)
     if not cache.is_latent and not cache.has_scales:
         await_full(values, slot)
-    plgpu.barrier_wait(shared.turn)
+    await_turn(shared, options)
     weighted = pl.run_state(functools.partial(_add_values, values.vectors.at[slot], options, warpgroup, weights))(plgpu.ACC.init(weighted))
     release(values, slot)
     return new_highest, total, weighted, num_read + 1
@@ -266,7 +283,7 @@ def _products(shared: Shared, options: Options, warpgroup: Any, slot: Any) -> ja
                 span = pl.ds(pl.multiple_of(part * columns, columns), columns)
                 plgpu.wgmma(accumulator, queries.at[:, span], keys.at[:, span].transpose((1, 0)))
 
-        take_turn(shared)
+        take_turn(shared, options)
         return accumulator[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((tiles.WGMMA_ROWS, config.tile_keys), jnp.float32))
