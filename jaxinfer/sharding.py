@@ -31,8 +31,8 @@ def make_mesh(tensor_parallel_size: int, *, min_cpu_devices: int = 1) -> Mesh:
         ConfigError: fewer devices than asked for.
     """
     num_devices = max(tensor_parallel_size, min_cpu_devices)
-    if num_devices > 1 and _is_cpu_only():
-        # Refused once the backend of this process is up; what it has is counted below.
+    if num_devices > 1:
+        # It is the CPU's number and no GPU's. Refused once the backend of this process is up; what it has is counted below.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", max(num_devices, jax.config.jax_num_cpu_devices))
     devices = jax.devices()
@@ -43,16 +43,6 @@ def make_mesh(tensor_parallel_size: int, *, min_cpu_devices: int = 1) -> Mesh:
             option="--tensor-parallel-size",
         )
     return Mesh(np.array(devices[:tensor_parallel_size]), (TENSOR,), axis_types=(AxisType.Auto,))
-
-
-def _is_cpu_only() -> bool:
-    """Whether jax will choose, or has chosen, the CPU, asked without starting a backend."""
-    platforms = jax.config.jax_platforms
-    if platforms:
-        return platforms.split(",")[0] == "cpu"
-    from jax._src import xla_bridge  # no public way to ask which plugins are registered
-
-    return not any(name in xla_bridge._backend_factories for name in ("cuda", "rocm", "tpu"))
 
 
 def spec(*axes: str | None) -> PartitionSpec:
