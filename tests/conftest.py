@@ -14,7 +14,8 @@ import pytest
 from jaxinfer.checkpoints.cache_dir import cache_dir
 from tests.tiny_llama import write_tiny_llama
 
-jax.config.update("jax_num_cpu_devices", 4)
+# For meshes, and as threads for kernels whose warpgroups are interpreted side by side.
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Engines of different tests share most of their programs, and the next run shares all of them.
