@@ -82,7 +82,7 @@ def test_int8_and_bfloat16_are_near(llm: LLM, tiny_llama: Path, compile_cache_di
 def test_what_does_not_fit_is_refused(tiny_llama: Path, smollm2_path: Path, tmp_path: Path) -> None:
     for options, words in (
         ({"tensor_parallel_size": 3}, "does not divide"),
-        ({"tensor_parallel_size": 64}, "found 4"),
+        ({"tensor_parallel_size": 64}, "found 8"),
         ({"max_model_len": 100_000}, "context of 512"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "must be at least --max-num-seqs"),
         ({"preemption": "swap", "host_kv_bytes": 0}, "needs host memory"),
