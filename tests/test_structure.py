@@ -34,6 +34,14 @@ def test_the_host_side_does_without_jax(module: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
 
 
+def test_a_start_does_not_load_the_compiler_of_gpu_kernels() -> None:
+    """It takes half a second, and only a kernel that runs needs it; nor does one depend on the insides of jax's interpreter."""
+    late = "{'jax.experimental.pallas.mosaic_gpu', 'pallas_kernels.common.interpreter'}"
+    program = f"import sys, jaxinfer.startup; print(sorted({late} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
 def test_every_public_name_is_there() -> None:
     assert {name for name in jaxinfer.__all__ if getattr(jaxinfer, name).__name__ == name} == set(jaxinfer.__all__)
     assert set(jaxinfer.__all__) <= set(dir(jaxinfer))

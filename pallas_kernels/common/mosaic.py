@@ -1,16 +1,18 @@
-"""Launching Mosaic GPU kernels: on Hopper, in the interpreter when it was asked for, and nowhere else."""
+"""Launching Mosaic GPU kernels: on Hopper, in the interpreter when it was asked for, and nowhere else.
+
+What needs JAX's Mosaic is imported when a kernel runs: it takes half a second, which a start without kernels does not pay.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.common import interpreter
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 
 HOPPER_KINDS = ("H100", "H200", "GH200", "H800", "H20")
@@ -58,6 +60,16 @@ def is_interpreted(interpret: bool) -> bool:
     return True
 
 
+def late(module: str, function: str) -> Callable[..., Any]:
+    """A Mosaic implementation that is imported when it first runs on a device for it; elsewhere it refuses, see `is_interpreted`."""
+
+    def run(*args: Any, interpret: bool = False, **options: Any) -> Any:
+        is_interpreted(interpret)
+        return getattr(importlib.import_module(module), function)(*args, interpret=interpret, **options)
+
+    return run
+
+
 def kernel(body: Callable[..., None], *, interpret: bool, **options: Any) -> Callable[..., Any]:
     """`plgpu.kernel(body, **options)` for the device that is being traced for.
 
@@ -67,8 +79,12 @@ def kernel(body: Callable[..., None], *, interpret: bool, **options: Any) -> Cal
     Raises:
         UnsupportedByKernel: neither a Hopper GPU nor the interpreter.
     """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
     if not is_interpreted(interpret):
         return plgpu.kernel(body, **options)
+    from pallas_kernels.common import interpreter
+
     _check_threads(options.get("num_threads") or 1)
     interpreter.extend()
     return plgpu.kernel(body, interpret=plgpu.InterpretGPUParams(), **options)

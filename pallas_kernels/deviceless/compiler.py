@@ -143,7 +143,7 @@ def compile_on(
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
             lowered = jitted.trace(*placed).lower(lowering_platforms=("cuda",))
             stats, hlo = _compile_lowered(lowered, mesh, compiler_options)
-    return Compiled(memory=_memory(stats), hlo=hlo, kernels=dumps.kernels() if dumps else ())
+    return Compiled(memory=memory_of(stats), hlo=hlo, kernels=dumps.kernels() if dumps else ())
 
 
 def _compile_lowered(lowered: jax.stages.Lowered, mesh: AbstractMesh, compiler_options: Mapping[str, str]) -> tuple[Any, str]:
@@ -167,7 +167,8 @@ def _compile_lowered(lowered: jax.stages.Lowered, mesh: AbstractMesh, compiler_o
     return executable.get_compiled_memory_stats(), optimized.to_string()
 
 
-def _memory(stats: Any) -> Memory:
+def memory_of(stats: Any) -> Memory:
+    """What XLA says of a compiled program's memory (`jax.stages.Compiled.memory_analysis()`)."""
     return Memory(
         arguments=stats.argument_size_in_bytes,
         outputs=stats.output_size_in_bytes,

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.grouped_matmul import mosaic, native, ragged, reference, xla
+from pallas_kernels.common.mosaic import late
+from pallas_kernels.grouped_matmul import native, ragged, reference, xla
 
 OPERATION = Operation(
     name="grouped_matmul",
     implementations={
-        "mosaic": mosaic.grouped_matmul,
+        "mosaic": late("pallas_kernels.grouped_matmul.mosaic", "grouped_matmul"),
         "native": native.grouped_matmul,
         "ragged": ragged.grouped_matmul,
         "xla": xla.grouped_matmul,

@@ -105,7 +105,6 @@ def grouped_matmul(
     Raises:
         UnsupportedByKernel: no Hopper GPU; dtypes and sizes that it does not take.
     """
-    mosaic.is_interpreted(interpret)
     (num_tiles, tile_rows, num_inputs), num_outputs = x.shape, weight.shape[1]
     refuse(x, weight)
     config = config or pick_config(num_tiles, tile_rows, num_outputs, num_inputs, mosaic.device())

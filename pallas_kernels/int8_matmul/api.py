@@ -9,12 +9,17 @@ from jaxtyping import Array, Float, Float32, Int8
 
 from pallas_kernels.common.activations import ACTIVATIONS
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.int8_matmul import mosaic, reference, xla
+from pallas_kernels.common.mosaic import late
+from pallas_kernels.int8_matmul import reference, xla
 from pallas_kernels.int8_matmul.reference import quantize_rows
 
 OPERATION = Operation(
     name="int8_matmul",
-    implementations={"mosaic": mosaic.int8_matmul, "xla": xla.int8_matmul, "reference": reference.int8_matmul},
+    implementations={
+        "mosaic": late("pallas_kernels.int8_matmul.mosaic", "int8_matmul"),
+        "xla": xla.int8_matmul,
+        "reference": reference.int8_matmul,
+    },
     if_named={"mosaic": {"interpret": True}},
 )
 

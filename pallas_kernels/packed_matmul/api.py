@@ -5,13 +5,14 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.packed_matmul import mosaic, native, reference, xla
+from pallas_kernels.common.mosaic import late
+from pallas_kernels.packed_matmul import native, reference, xla
 from pallas_kernels.packed_matmul.matrix import RUN, PackedMatrix
 
 OPERATION = Operation(
     name="packed_matmul",
     implementations={
-        "mosaic": mosaic.packed_matmul,
+        "mosaic": late("pallas_kernels.packed_matmul.mosaic", "packed_matmul"),
         "native": native.packed_matmul,
         "xla": xla.packed_matmul,
         "reference": reference.packed_matmul,

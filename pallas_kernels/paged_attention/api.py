@@ -5,13 +5,14 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Float32, Int32, Num
 
 from pallas_kernels.common.dispatch import Operation
+from pallas_kernels.common.mosaic import late
 from pallas_kernels.common.one_byte import LARGEST, has_scales
-from pallas_kernels.paged_attention import mosaic, native, reference, xla
+from pallas_kernels.paged_attention import native, reference, xla
 
 OPERATION = Operation(
     name="paged_attention",
     implementations={
-        "mosaic": mosaic.paged_attention,
+        "mosaic": late("pallas_kernels.paged_attention.mosaic", "paged_attention"),
         "native": native.paged_attention,
         "xla": xla.paged_attention,
         "reference": reference.paged_attention,

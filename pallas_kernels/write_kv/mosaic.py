@@ -100,7 +100,6 @@ def write_kv(
     Raises:
         UnsupportedByKernel: no Hopper GPU, sizes that it does not take; not asked for by name and XLA has fewer launches.
     """
-    mosaic.is_interpreted(interpret)
     if not interpret and k_scales is None and k.shape[0] > 1:
         # One kernel for each pool, and what a custom call reads has to be written first.
         raise UnsupportedByKernel("XLA's scatters into pools of floats compute the vectors as well, one launch less")

@@ -66,7 +66,6 @@ def rotate_and_write_kv(
     Raises:
         UnsupportedByKernel: no Hopper GPU, sizes and dtypes that it does not take.
     """
-    mosaic.is_interpreted(interpret)
     num_tokens, num_heads, head_dim = qkv.shape
     num_kv = k_blocks.shape[0]
     heads = Heads(num_q=num_heads - 2 * num_kv, num_kv=num_kv, half=head_dim // 2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32, Num
 
 from pallas_kernels.common.dispatch import Operation
-from pallas_kernels.write_kv import mosaic_rotated, reference
+from pallas_kernels.common.mosaic import late
+from pallas_kernels.write_kv import reference
 
 
 def in_xla(
@@ -32,7 +33,7 @@ def in_xla(
 
 OPERATION = Operation(
     name="rotate_and_write_kv",
-    implementations={"mosaic": mosaic_rotated.rotate_and_write_kv, "xla": in_xla},
+    implementations={"mosaic": late("pallas_kernels.write_kv.mosaic_rotated", "rotate_and_write_kv"), "xla": in_xla},
     if_named={"mosaic": {"interpret": True}},
 )
 

@@ -51,7 +51,6 @@ def int8_matmul(
     Raises:
         UnsupportedByKernel: no Hopper GPU, or sizes that its copies cannot take.
     """
-    mosaic.is_interpreted(interpret)
     (num_rows, num_inputs), num_outputs, result_bytes = x.shape, weight.shape[0], jnp.dtype(out_dtype).itemsize
     shape = Shape(num_rows=num_rows, num_outputs=num_outputs, num_inputs=num_inputs, num_terms=num_terms, result_bytes=result_bytes)
     swizzle = swizzle_of(shape)

@@ -40,7 +40,6 @@ def packed_matmul(
     Raises:
         UnsupportedByKernel: no Hopper GPU; activations other than bfloat16; a format or sizes that it does not take.
     """
-    mosaic.is_interpreted(interpret)
     refuse_format(x, matrix)
     num_outputs = matrix.shape[0]
     config = config or pick_config(problem_of(x.shape[0], matrix), mosaic.device())

@@ -47,7 +47,6 @@ def grouped_packed_matmul(
     Raises:
         UnsupportedByKernel: no Hopper GPU; activations other than bfloat16; a format or sizes that it does not take.
     """
-    mosaic.is_interpreted(interpret)
     num_tiles, tile_rows, num_inputs = x.shape
     matrix = jax.eval_shape(lambda stack: jax.tree.map(lambda leaf: leaf[0], stack), matrices)
     call.refuse_format(x, matrix)

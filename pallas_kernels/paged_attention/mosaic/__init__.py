@@ -45,7 +45,6 @@ def paged_attention(
     Raises:
         UnsupportedByKernel: another device, a dtype, block size or dim that the kernels do not have.
     """
-    mosaic.is_interpreted(interpret)
     cache = Cache.of(k_blocks, v_blocks, value_dim)
     num_tokens, num_heads, _ = q.shape
     group = num_heads // cache.num_kv_heads
