@@ -26,8 +26,8 @@ mapping like CHECKS that runs with `--nightly` only. They are imported by the co
     def one_device() -> dict[str, Any]:
         mesh = topology_mesh("h200", {"tensor": 1})
         compiled = compile_on(mesh, step, arguments, donate_argnums=(1,))
-        assert compiled.memory.temp_bytes <= LIMIT, f"temporaries: at most {LIMIT} bytes allowed, got {compiled.memory.temp_bytes}"
-        return {"temp_bytes": compiled.memory.temp_bytes}
+        assert compiled.memory.temporaries <= LIMIT, f"temporaries: at most {LIMIT} bytes allowed, got {compiled.memory.temporaries}"
+        return {"temp_bytes": compiled.memory.temporaries}
 
     CHECKS = {"llama3_8b_1xh200": one_device}
 

@@ -68,26 +68,27 @@ def check_forward(runner: ModelRunner, num_tokens: int, max_temp_bytes: int) -> 
 
     weights, kv = runner._weights, runner._kv
     program = Program.compile(runner.lower_forward(StepSpec(num_tokens, MAX_NUM_SEQS, MAX_NUM_SEQS)))
+    memory = program.memory
     weight_bytes, kv_bytes = bytes_per_device(weights), bytes_per_device(kv)
     logit_bytes = MAX_NUM_SEQS * runner.vocab_size * 4
-    surplus = program.argument_bytes - weight_bytes - kv_bytes
+    surplus = memory.arguments - weight_bytes - kv_bytes
     assert 0 <= surplus <= SMALL_BYTES, f"arguments: {weight_bytes} of weights and {kv_bytes} of KV expected, {surplus:+} bytes differ"
     constant = program.largest_constant()
     assert constant <= SMALL_BYTES // 4, f"constants: weights are to be arguments, one constant has {constant} elements"
-    assert program.aliased_bytes >= kv_bytes, f"KV: {kv_bytes} bytes are to be written in place, {program.aliased_bytes} are"
+    assert memory.aliased >= kv_bytes, f"KV: {kv_bytes} bytes are to be written in place, {memory.aliased} are"
     pool = elements_per_device(runner._kv[0].keys)
     copies = results_of_size(program.text, pool)
     assert not copies, f"KV: arrays of a pool's size ({pool} elements) are made by {copies}"
-    assert program.temp_bytes <= max_temp_bytes, f"temporaries: at most {max_temp_bytes} bytes allowed, got {program.temp_bytes}"
+    assert memory.temporaries <= max_temp_bytes, f"temporaries: at most {max_temp_bytes} bytes allowed, got {memory.temporaries}"
     budget = weight_bytes + kv_bytes + SMALL_BYTES + logit_bytes + max_temp_bytes
-    assert program.peak_bytes <= budget, f"peak: at most {budget} bytes allowed, got {program.peak_bytes}"
+    assert memory.peak <= budget, f"peak: at most {budget} bytes allowed, got {memory.peak}"
     expected = expected_collectives(len(kv), runner.mesh.size)
     assert program.collectives == expected, f"collectives: {expected} expected, got {program.collectives}"
     num_attending = sum(count for name, count in program.kernels.items() if name.startswith(ATTENTION))
     assert num_attending >= len(kv), f"kernels: one of {ATTENTION} expected in each of {len(kv)} layers, got {program.kernels}"
     return {
-        "peak_mib": round(program.peak_bytes / MIB),
-        "temp_mib": round(program.temp_bytes / MIB, 1),
+        "peak_mib": round(memory.peak / MIB),
+        "temp_mib": round(memory.temporaries / MIB, 1),
         "weights_mib": round(weight_bytes / MIB),
         "kv_mib": round(kv_bytes / MIB),
         "collectives": program.collectives,
@@ -120,14 +121,15 @@ def check_samplers(num_devices: int) -> dict[str, Any]:
     figures = {}
     for name, lower in (("greedy", runner.lower_greedy), ("full", runner.lower_full)):
         program = Program.compile(lower(MAX_NUM_SEQS))
+        memory = program.memory
         logit_bytes = MAX_NUM_SEQS * runner.vocab_size * 4
         # The full sampler keeps probabilities, and integer weights that are halved into kept and left out.
         limit = MAX_TEMP_BYTES + (4 * logit_bytes if name == "full" else 0)
-        assert program.temp_bytes <= limit, f"{name}, temporaries: at most {limit} bytes allowed, got {program.temp_bytes}"
+        assert memory.temporaries <= limit, f"{name}, temporaries: at most {limit} bytes allowed, got {memory.temporaries}"
         last_tokens = 4 * runner.shape.num_slots
-        assert program.aliased_bytes >= last_tokens, f"{name}: {last_tokens} bytes are to be written in place, {program.aliased_bytes} are"
+        assert memory.aliased >= last_tokens, f"{name}: {last_tokens} bytes are to be written in place, {memory.aliased} are"
         assert not program.collectives, f"{name}: no collectives expected, got {program.collectives}"
-        figures[name] = {"temp_mib": round(program.temp_bytes / MIB, 1), "kernels": program.kernels}
+        figures[name] = {"temp_mib": round(memory.temporaries / MIB, 1), "kernels": program.kernels}
     return figures
 
 

@@ -14,6 +14,7 @@ from tests.check_gpu.steps import BLOCK_SIZE, MIB, NUM_BLOCKS, Program, bytes_pe
 
 if TYPE_CHECKING:
     from jaxinfer.kv.block_programs import BlockPrograms
+    from pallas_kernels.deviceless.compiler import Memory
 
 NUM_LAYERS = 4
 NUM_MOVED = 16
@@ -34,7 +35,7 @@ def pool_over(mesh: Any) -> tuple[list[Any], BlockPrograms]:
     return layers, BlockPrograms(layers, mesh, NUM_MOVED)
 
 
-def check_memory(layers: list[Any], moved: int, *, temporaries: int, aliased: int, hlo: str, is_written: bool) -> dict[str, Any]:
+def check_memory(layers: list[Any], moved: int, memory: Memory, hlo: str, *, is_written: bool) -> dict[str, Any]:
     """Hold a program to its temporaries, and the pool to its place.
 
     Raises:
@@ -42,10 +43,11 @@ def check_memory(layers: list[Any], moved: int, *, temporaries: int, aliased: in
     """
     pool = bytes_per_device(layers)
     expected = pool if is_written else 0
-    assert aliased >= expected, f"pool: {expected} bytes are to be written in place, {aliased} are"
+    assert memory.aliased >= expected, f"pool: {expected} bytes are to be written in place, {memory.aliased} are"
     copies = results_of_size(hlo, elements_per_device(layers[0].keys))
     assert not copies, f"pool: arrays of its size are made by {copies}"
     limit = moved + SLACK_BYTES
+    temporaries = memory.temporaries
     assert temporaries <= limit, f"temporaries: at most {limit} bytes allowed, for {moved} that are moved, got {temporaries}"
     return {"moved_kib": moved >> 10, "temp_kib": temporaries >> 10, "pool_mib": pool // MIB}
 
@@ -61,14 +63,8 @@ def on_device(num_devices: int) -> dict[str, Any]:
     figures = {}
     for program in (block_programs._gather, block_programs._scatter, block_programs._copy):
         compiled = Program.compile(programs.lower(program, NUM_MOVED))
-        figures[program.__name__] = check_memory(
-            layers,
-            moved,
-            temporaries=compiled.temp_bytes,
-            aliased=compiled.aliased_bytes,
-            hlo=compiled.text,
-            is_written=program is not block_programs._gather,
-        )
+        is_written = program is not block_programs._gather
+        figures[program.__name__] = check_memory(layers, moved, compiled.memory, compiled.text, is_written=is_written)
     return figures
 
 
@@ -111,10 +107,7 @@ def with_host(num_devices: int, *, is_donated: bool = True, keeps_kinds: bool = 
     for name, compiled, host_bytes in (("out", out, out.memory.host_outputs), ("in", back, back.memory.host_arguments)):
         assert host_bytes == moved, f"{name}, host memory: {moved} bytes expected, got {host_bytes}"
         assert compiled.memory.host_temporaries == 0, f"{name}, host memory: {compiled.memory.host_temporaries} bytes of temporaries"
-        memory = compiled.memory
-        figures[name] = check_memory(
-            layers, moved, temporaries=memory.temporaries, aliased=memory.aliased, hlo=compiled.hlo, is_written=name == "in"
-        )
+        figures[name] = check_memory(layers, moved, compiled.memory, compiled.hlo, is_written=name == "in")
     return figures
 
 

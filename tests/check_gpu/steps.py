@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from pallas_kernels.deviceless.compiler import Memory, memory_of
+
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
@@ -141,11 +143,7 @@ def make_runner(config: Mapping[str, Any], mesh: Mesh, *, num_layers: int | None
 class Program:
     """What a program compiled to; bytes are those of one device."""
 
-    argument_bytes: int
-    output_bytes: int
-    aliased_bytes: int
-    temp_bytes: int
-    peak_bytes: int
+    memory: Memory
     text: str
     """Its final HLO."""
 
@@ -153,17 +151,9 @@ class Program:
     def compile(cls, lowered: jax.stages.Lowered) -> Program:
         """Compile for the device that it was lowered for."""
         compiled = lowered.compile()
-        memory = compiled.memory_analysis()
-        text = compiled.as_text()
-        assert memory is not None and text is not None, "the compiler gives no account of memory, or no HLO"
-        return cls(
-            argument_bytes=memory.argument_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes,
-            aliased_bytes=memory.alias_size_in_bytes,
-            temp_bytes=memory.temp_size_in_bytes,
-            peak_bytes=memory.peak_memory_in_bytes,
-            text=text,
-        )
+        stats, text = compiled.memory_analysis(), compiled.as_text()
+        assert stats is not None and text is not None, "the compiler gives no account of memory, or no HLO"
+        return cls(memory=memory_of(stats), text=text)
 
     @property
     def collectives(self) -> dict[str, int]:

@@ -5,36 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.common import interpreter
 from pallas_kernels.common.compare import row_error
 from pallas_kernels.common.dispatch import UnsupportedByKernel
 from pallas_kernels.paged_attention import mosaic
 from pallas_kernels.paged_attention.api import OPERATION, paged_attention
 from pallas_kernels.paged_attention.mosaic import decode_kernel, merge, tiles
 from pallas_kernels.paged_attention.specs import DECODE_SPECS, Spec, make_arguments, static_arguments
-from tests.kernels import oracles
+from tests.kernels.interpreted_attention import expect, run
 
 pytestmark = pytest.mark.kernels
 
 BY_NAME = {spec.name: spec for spec in DECODE_SPECS}
-
-
-def run(spec: Spec, arguments: dict[str, Any], *, detect_races: bool = True) -> tuple[np.ndarray, interpreter.Run]:
-    """Interpreted with memory that starts as NaN; float32."""
-    with interpreter.interpreted(detect_races=detect_races) as counted:
-        call = jax.jit(lambda kwargs: mosaic.paged_attention(**kwargs, **static_arguments(spec), interpret=True))
-        output = np.asarray(call(jax.tree.map(jnp.asarray, arguments)), np.float32)
-    return output, counted
-
-
-def expect(spec: Spec, arguments: dict[str, Any]) -> np.ndarray:
-    """The oracle's rows that are no padding."""
-    return oracles.paged_attention(**arguments, **static_arguments(spec))[: sum(queries for queries, _ in spec.rows)]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
